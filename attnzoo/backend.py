@@ -1,0 +1,150 @@
+"""Backend: what a plugin implements. Capabilities: what it claims, and what the conformance kit tests."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnzoo.inputs import AttentionInputs
+from attnzoo.spec import AttentionSpec
+
+__all__ = ["API_VERSION", "FEATURES", "Backend", "Capabilities", "features_of"]
+
+API_VERSION = 1
+
+FEATURES: dict[str, str] = {
+    "causal": "causal=True, where q and k have one length",
+    "top_left": "causal or window with align='top_left', where the lengths differ",
+    "bottom_right": "causal or window with align='bottom_right', where the lengths differ",
+    "window": "a bounded window",
+    "mask": "a bool mask",
+    "bias": "a bias that needs no gradient",
+    "bias_grad": "the gradient of a bias",
+    "segments": "segment_ids",
+    "layout": "a block layout",
+    "softcap": "softcap",
+    "sinks": "sinks, and their gradient if backward",
+    "dropout": "dropout by counter",
+    "lse": "return_lse, and its gradient if backward",
+    "deterministic": "deterministic=True",
+    "grouped_heads": "fewer heads in k and v than in q",
+    "value_dim": "a head dim of v that differs from that of q and k",
+    "empty": "sizes of zero, head_dim 0 included",
+    "double_backward": "second derivatives (backward only)",
+}
+"""Feature name -> what a call that needs it looks like."""
+
+
+def features_of(spec: AttentionSpec) -> list[str]:
+    """The features that a call needs, in the order of `FEATURES`."""
+    banded = spec.causal or spec.window is not None
+    needed = {
+        "causal": spec.causal and spec.align is None,
+        "top_left": banded and spec.align == "top_left",
+        "bottom_right": banded and spec.align == "bottom_right",
+        "window": spec.window is not None,
+        "mask": spec.mask is not None,
+        "bias": spec.bias is not None,
+        "bias_grad": "bias" in spec.grads,
+        "segments": spec.segments,
+        "layout": spec.layout is not None,
+        "softcap": spec.softcap is not None,
+        "sinks": spec.sinks_dtype is not None,
+        "dropout": spec.dropout_p > 0.0,
+        "lse": spec.return_lse,
+        "deterministic": spec.deterministic,
+        "grouped_heads": spec.q_heads != spec.kv_heads,
+        "value_dim": spec.value_dim != spec.head_dim,
+        "empty": spec.is_empty or spec.head_dim == 0,
+    }
+    return [name for name, is_needed in needed.items() if is_needed]
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend claims: each claim must pass the conformance kit, everything else must be refused.
+
+    Attributes:
+        devices: device types, such as "cpu" and "cuda"; empty means any.
+        dtypes: dtypes of q, k and v.
+        head_dims: smallest and largest D and Dv.
+        forward, backward: features (keys of `FEATURES`) served without and with a gradient.
+        materializes_scores: keeps `Sq x Skv` matrices in memory (the cost model's question).
+    """
+
+    devices: frozenset[str] = frozenset()
+    dtypes: frozenset[torch.dtype] = frozenset()
+    head_dims: tuple[int, int] = (1, 256)
+    forward: frozenset[str] = frozenset()
+    backward: frozenset[str] = frozenset()
+    materializes_scores: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("devices", "dtypes", "forward", "backward"):
+            object.__setattr__(self, name, frozenset(getattr(self, name)))
+        unknown = sorted((self.forward | self.backward) - FEATURES.keys())
+        if unknown:
+            raise ValueError(f"unknown features {unknown}; attnzoo.backend.FEATURES lists them all: {sorted(FEATURES)}")
+
+    def reasons_against(self, spec: AttentionSpec) -> list[str]:
+        """Every claim that the call goes beyond, each with what was found and what is allowed."""
+        reasons = []
+        if self.devices and spec.device.type not in self.devices:
+            reasons.append(f"device is {spec.device}, it takes {_listed(self.devices)}")
+        if spec.dtype not in self.dtypes:
+            reasons.append(f"dtype is {_short(spec.dtype)}, it takes {_listed(map(_short, self.dtypes))}")
+        smallest, largest = self.head_dims
+        for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)):
+            if dim and not smallest <= dim <= largest:
+                reasons.append(f"{name} is {dim}, it takes {smallest} to {largest}")
+        served = self.backward if spec.grads else self.forward
+        for feature in features_of(spec):
+            if feature not in served:
+                only_forward = " with a gradient, only without" if feature in self.forward else ""
+                reasons.append(f"{feature} ({FEATURES[feature]}) is not supported{only_forward}")
+        return reasons
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _listed(names: object) -> str:
+    return ", ".join(sorted(names))  # type: ignore[call-overload]
+
+
+class Backend(ABC):
+    """One way to compute attention. Subclass it, set `name` and `capabilities`, write `attend`.
+
+    Attributes:
+        name: as its entry point declares it.
+        api_version: of this interface; attnzoo refuses any other.
+        capabilities: what it claims.
+    """
+
+    name: str
+    api_version: int = API_VERSION
+    capabilities: Capabilities
+
+    def unsupported_reasons(self, spec: AttentionSpec) -> list[str]:
+        """Why this backend can't serve the call: all reasons, each with what was found and what is allowed.
+
+        Decides from metadata alone. Empty means that `attend` gives the right answer. A subclass with rules
+        beyond its capabilities extends this list.
+        """
+        return self.capabilities.reasons_against(spec)
+
+    @abstractmethod
+    def attend(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        """Compute a call that has no reasons against it; owns its autograd.
+
+        Returns:
+            `o`, `(B, Hq, Sq, Dv)` in the spec's dtype, and the lse, `(B, Hq, Sq)` in fp32 (fp64 for fp64),
+            where the spec asks for it, else None.
+        """
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"

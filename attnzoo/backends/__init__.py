@@ -1,0 +1,13 @@
+"""The built-in backends, which come in through the same hook as everybody's."""
+
+from __future__ import annotations
+
+from attnzoo.backend import Backend
+from attnzoo.hookspecs import hookimpl
+
+
+@hookimpl
+def attnzoo_backends() -> list[Backend]:
+    from attnzoo.backends.naive import Naive
+
+    return [Naive()]

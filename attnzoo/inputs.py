@@ -1,0 +1,85 @@
+"""AttentionInputs: the tensors of a call, normalised, as a backend receives them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnzoo.layout import BlockLayout
+from attnzoo.spec import AttentionSpec
+
+__all__ = ["AttentionInputs"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class AttentionInputs:
+    """What belongs to an `AttentionSpec`; whatever the call did not give is None.
+
+    Attributes:
+        q, k, v: in the spec's dtype, last stride 1, any other strides and any storage offset.
+        mask: bool, 4 dims, each 1 or full.
+        bias: float, 4 dims, each 1 or full.
+        q_segment_ids, kv_segment_ids: integers, `(B, Sq)` and `(B, Skv)`.
+        sinks: `(Hq,)` float.
+        dropout_seed: `(1,)` int64 on the device; given if and only if dropout_p > 0.
+        layout: the block layout.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None = None
+    bias: Tensor | None = None
+    q_segment_ids: Tensor | None = None
+    kv_segment_ids: Tensor | None = None
+    sinks: Tensor | None = None
+    dropout_seed: Tensor | None = None
+    layout: BlockLayout | None = None
+
+    @classmethod
+    def of(
+        cls,
+        spec: AttentionSpec,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        mask: Tensor | None = None,
+        bias: Tensor | None = None,
+        segment_ids: Tensor | tuple[Tensor, Tensor] | None = None,
+        layout: BlockLayout | None = None,
+        sinks: Tensor | None = None,
+        dropout_seed: int | Tensor | None = None,
+    ) -> AttentionInputs:
+        """Normalise arguments that `AttentionSpec.of` has accepted."""
+        q_ids, kv_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
+        return cls(
+            _kernel_ready(q, spec.dtype),
+            _kernel_ready(k, spec.dtype),
+            _kernel_ready(v, spec.dtype),
+            mask if mask is None or mask.ndim == 4 else mask[None, None],
+            bias if bias is None or bias.ndim == 4 else bias[None, None],
+            q_ids,
+            kv_ids,
+            sinks,
+            _seed_tensor(dropout_seed, spec.device) if spec.dropout_p else None,
+            layout,
+        )
+
+
+def _kernel_ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if tensor.dtype != dtype:
+        tensor = tensor.to(dtype)
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def _seed_tensor(seed: int | Tensor | None, device: torch.device) -> Tensor:
+    """A `(1,)` int64 tensor; drawn from the device's default generator if no seed is given."""
+    if seed is None:
+        return torch.randint(-(2**63), 2**63 - 1, (1,), dtype=torch.int64, device=device)
+    if isinstance(seed, Tensor):
+        return seed.reshape(1)
+    signed = (seed + 2**63) % 2**64 - 2**63
+    return torch.full((1,), signed, dtype=torch.int64, device=device)  # a fill: nothing to copy, nothing to wait for

@@ -1,0 +1,275 @@
+"""BlockLayout: which blocks of the score matrix are computed. Validated once, then frozen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+__all__ = ["BlockLayout", "BlockLists", "ElementRule", "LayoutSummary"]
+
+WORD_BITS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class LayoutSummary:
+    """What a decision may know of a layout: no tensor, hashable."""
+
+    batch: int
+    heads: int
+    block_q: int
+    block_kv: int
+    full_blocks: int
+    partial_blocks: int
+    rules: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockLists:
+    """Compressed rows: the blocks of row `r` are `indices[offsets[r]:offsets[r + 1]]`, ascending.
+
+    Rows run over `(batch, head, block row)`, flattened in that order.
+
+    Attributes:
+        offsets: `(rows + 1,)` int32, non-decreasing, from 0 to `len(indices)`.
+        indices: `(blocks,)` int32 block columns.
+    """
+
+    offsets: Tensor
+    indices: Tensor
+
+    @classmethod
+    def from_bool(cls, blocks: Tensor) -> BlockLists:
+        """From a bool table `(rows, columns)`."""
+        counts = blocks.sum(1)
+        offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+        return cls(offsets, blocks.nonzero()[:, 1].to(torch.int32))
+
+    def row_of_each(self) -> Tensor:
+        """The row of every block: `(blocks,)` int64."""
+        rows = torch.arange(len(self.offsets) - 1, device=self.offsets.device)
+        return torch.repeat_interleave(rows, self.offsets.diff().long(), output_size=len(self.indices))
+
+    def copy(self) -> BlockLists:
+        return BlockLists(self.offsets.clone(), self.indices.clone())
+
+
+@dataclass(frozen=True, eq=False)
+class ElementRule:
+    """Which pairs of a partial block attend; the parts that are given compose by AND.
+
+    Attributes:
+        band: `(left, right, diagonal)`: key j is kept if `i + diagonal - left <= j <= i + diagonal + right`;
+            a bound that is None is open.
+        segments: integer ids `((batch, q_len), (batch, kv_len))`: kept where they are equal.
+        bits: `(partial blocks, block_q, ceil(block_kv / 32))` int32: pair (i, j) of a block is kept if bit
+            `j % 32` of word `j // 32` in row `i` is set.
+    """
+
+    band: tuple[int | None, int | None, int] | None = None
+    segments: tuple[Tensor, Tensor] | None = None
+    bits: Tensor | None = None
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        return tuple(name for name in ("band", "segments", "bits") if getattr(self, name) is not None)
+
+    def copy(self) -> ElementRule:
+        segments = None if self.segments is None else (self.segments[0].clone(), self.segments[1].clone())
+        return ElementRule(self.band, segments, None if self.bits is None else self.bits.clone())
+
+
+def pack_bits(blocks: Tensor) -> Tensor:
+    """`(n, block_q, block_kv)` bool to `(n, block_q, words)` int32, least significant bit first."""
+    n, rows, cols = blocks.shape
+    words = -(-cols // WORD_BITS)
+    padded = torch.nn.functional.pad(blocks, (0, words * WORD_BITS - cols)).view(n, rows, words, WORD_BITS)
+    weights = torch.ones((), dtype=torch.int64, device=blocks.device) << torch.arange(WORD_BITS, device=blocks.device)
+    return (padded * weights).sum(-1).to(torch.int32)  # int64 to int32 keeps the low 32 bits
+
+
+def unpack_bits(words: Tensor, block_kv: int) -> Tensor:
+    """`(n, block_q, words)` int32 to `(n, block_q, block_kv)` bool."""
+    shifts = torch.arange(WORD_BITS, dtype=torch.int32, device=words.device)
+    return ((words[..., None] >> shifts) & 1).bool().flatten(-2)[..., :block_kv]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockLayout:
+    """Which `block_q x block_kv` blocks of the `(q_len, kv_len)` score matrix are computed.
+
+    In a *full* block every pair attends; in a *partial* block those that `rule` keeps; any other block is
+    absent. `layout=L` means the same as `mask=L.to_dense()`. A block size that divides neither length is
+    fine: the tail block is cut. The layout owns copies of what it was built from.
+
+    Attributes:
+        q_len, kv_len: lengths in tokens.
+        block_q, block_kv: block size in tokens.
+        batch, heads: 1 (shared by all), or the call's batch and number of query heads.
+        full, partial: the two kinds of blocks, as compressed rows over `(batch, heads, block rows)`.
+        rule: the pairs kept in partial blocks.
+
+    Raises:
+        TypeError: wrong type or dtype. ValueError: anything else that does not fit; the message names the field.
+    """
+
+    q_len: int
+    kv_len: int
+    block_q: int
+    block_kv: int
+    full: BlockLists
+    partial: BlockLists
+    rule: ElementRule = field(default_factory=ElementRule)
+    batch: int = 1
+    heads: int = 1
+
+    def __post_init__(self) -> None:
+        from attnzoo.layouts.validation import validate
+
+        validate(self)
+        self._own(self.full.copy(), self.partial.copy(), self.rule.copy())
+
+    def _own(self, full: BlockLists, partial: BlockLists, rule: ElementRule) -> None:
+        object.__setattr__(self, "full", full)
+        object.__setattr__(self, "partial", partial)
+        object.__setattr__(self, "rule", rule)
+        object.__setattr__(self, "_versions", tuple(t._version for t in self.tensors()))
+
+    @classmethod
+    def _trusted(
+        cls,
+        *,
+        q_len: int,
+        kv_len: int,
+        block_q: int,
+        block_kv: int,
+        full: BlockLists,
+        partial: BlockLists,
+        rule: ElementRule,
+        batch: int = 1,
+        heads: int = 1,
+    ) -> BlockLayout:
+        """For makers whose lists are right by construction: nothing is read back from the device."""
+        self = object.__new__(cls)
+        fields = dict(q_len=q_len, kv_len=kv_len, block_q=block_q, block_kv=block_kv, batch=batch, heads=heads)
+        for name, value in fields.items():
+            object.__setattr__(self, name, value)
+        self._own(full, partial, rule)
+        return self
+
+    # Makers
+
+    @classmethod
+    def from_blocks(
+        cls, blocks: Tensor, *, block: int | tuple[int, int], q_len: int | None = None, kv_len: int | None = None
+    ) -> BlockLayout:
+        """Full blocks where `blocks` is True.
+
+        Args:
+            blocks: bool, `(rows, columns)` or `(B or 1, H or 1, rows, columns)`.
+            block: tokens a block, one number or `(block_q, block_kv)`.
+            q_len, kv_len: lengths in tokens; by default whole blocks.
+        """
+        from attnzoo.layouts.build import from_blocks
+
+        return from_blocks(blocks, block=block, q_len=q_len, kv_len=kv_len)
+
+    @classmethod
+    def from_dense(cls, mask: Tensor, *, block: int | tuple[int, int] = 128) -> BlockLayout:
+        """The blocks that hold a True of `mask`: full where all are, partial with packed bits elsewhere.
+
+        Args:
+            mask: bool, `(q_len, kv_len)` or `(B or 1, H or 1, q_len, kv_len)`, True = may attend.
+            block: tokens a block, one number or `(block_q, block_kv)`.
+        """
+        from attnzoo.layouts.build import from_dense
+
+        return from_dense(mask, block=block)
+
+    # Views
+
+    @property
+    def rows(self) -> int:
+        """Block rows a head."""
+        return -(-self.q_len // self.block_q)
+
+    @property
+    def columns(self) -> int:
+        """Block columns a head."""
+        return -(-self.kv_len // self.block_kv)
+
+    @property
+    def device(self) -> torch.device:
+        return self.full.offsets.device
+
+    @property
+    def density(self) -> float:
+        """Share of blocks that exist, full or partial."""
+        total = self.batch * self.heads * self.rows * self.columns
+        return (len(self.full.indices) + len(self.partial.indices)) / total if total else 0.0
+
+    @cached_property
+    def summary(self) -> LayoutSummary:
+        full_blocks, partial_blocks = len(self.full.indices), len(self.partial.indices)
+        sizes = (self.batch, self.heads, self.block_q, self.block_kv)
+        return LayoutSummary(*sizes, full_blocks, partial_blocks, self.rule.parts)
+
+    @cached_property
+    def transposed(self) -> tuple[BlockLists, BlockLists, Tensor]:
+        """For the backward: full and partial lists over `(batch, heads, block columns)`, whose indices are
+        block rows, and for each transposed partial block its place in `partial` (where its bits are)."""
+        full, _ = _transpose(self.full, self.rows, self.columns)
+        partial, order = _transpose(self.partial, self.rows, self.columns)
+        return full, partial, order
+
+    def to_dense(self) -> Tensor:
+        """The bool mask `(batch, heads, q_len, kv_len)` that this layout stands for."""
+        from attnzoo.layouts.build import to_dense
+
+        return to_dense(self)
+
+    def to(self, device: torch.device | str) -> BlockLayout:
+        """The same layout with its tensors on `device`."""
+
+        def moved(lists: BlockLists) -> BlockLists:
+            return BlockLists(lists.offsets.to(device), lists.indices.to(device))
+
+        rule = self.rule
+        segments = None if rule.segments is None else (rule.segments[0].to(device), rule.segments[1].to(device))
+        bits = None if rule.bits is None else rule.bits.to(device)
+        return BlockLayout._trusted(
+            q_len=self.q_len,
+            kv_len=self.kv_len,
+            block_q=self.block_q,
+            block_kv=self.block_kv,
+            full=moved(self.full),
+            partial=moved(self.partial),
+            rule=ElementRule(rule.band, segments, bits),
+            batch=self.batch,
+            heads=self.heads,
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """Every tensor the layout is made of."""
+        segments = self.rule.segments or ()
+        bits = () if self.rule.bits is None else (self.rule.bits,)
+        return [self.full.offsets, self.full.indices, self.partial.offsets, self.partial.indices, *segments, *bits]
+
+    def check_unmodified(self) -> None:
+        """Raise ValueError if a tensor of the layout was written in place since it was validated."""
+        if self._versions != tuple(t._version for t in self.tensors()):  # type: ignore[attr-defined]
+            raise ValueError("layout: one of its tensors was written in place after validation; build a new BlockLayout")
+
+
+def _transpose(lists: BlockLists, rows: int, columns: int) -> tuple[BlockLists, Tensor]:
+    if not rows:
+        return BlockLists(lists.offsets.new_zeros(1), lists.indices.new_zeros(0)), lists.indices.new_zeros(0).long()
+    row = lists.row_of_each()
+    heads = (len(lists.offsets) - 1) // rows
+    column = (row // rows) * columns + lists.indices
+    order = torch.argsort(column, stable=True)  # rows ascend within a column, as they did before
+    counts = torch.bincount(column, minlength=heads * columns)
+    offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+    return BlockLists(offsets, (row % rows)[order].to(torch.int32)), order

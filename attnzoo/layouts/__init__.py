@@ -1,0 +1,1 @@
+"""Makers, conversions and validation of `BlockLayout`."""

@@ -1,0 +1,113 @@
+"""Layouts from bool tables and dense masks, and back."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnzoo.layout import BlockLayout, BlockLists, ElementRule, pack_bits, unpack_bits
+from attnzoo.layouts.validation import block_size
+
+
+def _four_dims(name: str, table: Tensor) -> Tensor:
+    if not isinstance(table, Tensor):
+        raise TypeError(f"{name} is a {type(table).__name__}, not a tensor")
+    if table.dtype != torch.bool:
+        raise TypeError(f"{name} has dtype {table.dtype}, not torch.bool")
+    if table.ndim not in (2, 4):
+        raise ValueError(f"{name} has {table.ndim} dims, shape {tuple(table.shape)}; it takes 2 or 4")
+    return table if table.ndim == 4 else table[None, None]
+
+
+def _empty_lists(rows: int, device: torch.device) -> BlockLists:
+    zeros = torch.zeros(rows + 1, dtype=torch.int32, device=device)
+    return BlockLists(zeros, zeros[:0].clone())
+
+
+def from_blocks(blocks: Tensor, *, block: int | tuple[int, int], q_len: int | None, kv_len: int | None) -> BlockLayout:
+    table = _four_dims("blocks", blocks)
+    block_q, block_kv = block_size(block)
+    batch, heads, rows, columns = table.shape
+    return BlockLayout(
+        q_len=rows * block_q if q_len is None else q_len,
+        kv_len=columns * block_kv if kv_len is None else kv_len,
+        block_q=block_q,
+        block_kv=block_kv,
+        full=BlockLists.from_bool(table.reshape(batch * heads * rows, columns)),
+        partial=_empty_lists(batch * heads * rows, table.device),
+        batch=batch,
+        heads=heads,
+    )
+
+
+def from_dense(mask: Tensor, *, block: int | tuple[int, int]) -> BlockLayout:
+    dense = _four_dims("mask", mask)
+    block_q, block_kv = block_size(block)
+    batch, heads, q_len, kv_len = dense.shape
+    rows, columns = -(-q_len // block_q), -(-kv_len // block_kv)
+    spare = (0, columns * block_kv - kv_len, 0, rows * block_q - q_len)
+
+    def tiles(value: bool) -> Tensor:
+        """`(batch * heads * rows, columns, block_q, block_kv)`, the cut tail filled with `value`."""
+        padded = torch.nn.functional.pad(dense, spare, value=value)
+        split = padded.view(batch * heads * rows, block_q, columns, block_kv)
+        return split.transpose(1, 2)
+
+    full = tiles(True).all(-1).all(-1)
+    kept = tiles(False)
+    partial = kept.any(-1).any(-1) & ~full
+    return BlockLayout._trusted(
+        q_len=q_len,
+        kv_len=kv_len,
+        block_q=block_q,
+        block_kv=block_kv,
+        full=BlockLists.from_bool(full),
+        partial=BlockLists.from_bool(partial),
+        rule=ElementRule(bits=pack_bits(kept[partial])) if bool(partial.any()) else ElementRule(),
+        batch=batch,
+        heads=heads,
+    )
+
+
+def to_dense(layout: BlockLayout) -> Tensor:
+    batch, heads, rows, columns = layout.batch, layout.heads, layout.rows, layout.columns
+    block_q, block_kv = layout.block_q, layout.block_kv
+    tiles = torch.zeros(batch * heads * rows, columns, block_q, block_kv, dtype=torch.bool, device=layout.device)
+    tiles[layout.full.row_of_each(), layout.full.indices.long()] = True
+    tiles[layout.partial.row_of_each(), layout.partial.indices.long()] = partial_blocks(layout)
+    split = tiles.transpose(1, 2).reshape(batch, heads, rows * block_q, columns * block_kv)
+    return split[:, :, : layout.q_len, : layout.kv_len]
+
+
+def partial_blocks(layout: BlockLayout) -> Tensor:
+    """The kept pairs of every partial block: `(partial blocks, block_q, block_kv)` bool.
+
+    Pairs beyond `q_len` and `kv_len` in a cut block carry no meaning.
+    """
+    rule, device = layout.rule, layout.device
+    row = layout.partial.row_of_each()
+    i = (row % max(layout.rows, 1) * layout.block_q)[:, None] + torch.arange(layout.block_q, device=device)
+    j = (layout.partial.indices.long() * layout.block_kv)[:, None] + torch.arange(layout.block_kv, device=device)
+    kept = torch.ones(len(row), layout.block_q, layout.block_kv, dtype=torch.bool, device=device)
+    if rule.bits is not None:
+        kept &= unpack_bits(rule.bits, layout.block_kv)
+    if rule.band is not None:
+        kept &= band_keep(i[:, :, None], j[:, None, :], rule.band)
+    if rule.segments is not None:
+        q_ids, kv_ids = rule.segments
+        b = row // max(layout.rows * layout.heads, 1) % q_ids.shape[0]
+        q_tile = q_ids[b[:, None], i.clamp(max=layout.q_len - 1)]
+        kept &= q_tile[:, :, None] == kv_ids[b[:, None], j.clamp(max=layout.kv_len - 1)][:, None, :]
+    return kept
+
+
+def band_keep(i: Tensor, j: Tensor, band: tuple[int | None, int | None, int]) -> Tensor:
+    """`i + diagonal - left <= j <= i + diagonal + right`, an open bound left out."""
+    left, right, diagonal = band
+    distance = j - i - diagonal
+    kept = torch.ones_like(distance, dtype=torch.bool)
+    if left is not None:
+        kept = kept & (distance >= -left)
+    if right is not None:
+        kept = kept & (distance <= right)
+    return kept

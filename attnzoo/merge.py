@@ -1,0 +1,57 @@
+"""merge: attention over the union of disjoint key sets, from the parts' outputs and log-sum-exps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+__all__ = ["merge"]
+
+
+def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Combine results of `attention(..., return_lse=True)` over disjoint keys. Differentiable.
+
+    Accumulates in fp32 (fp64 for fp64). At most one part may carry sinks; parts with dropout don't add up to
+    the undivided call. Rows that are empty in every part give 0 and -inf.
+
+    Args:
+        parts: `(o, lse)` pairs, `o (B, H, Sq, Dv)` of one dtype, `lse (B, H, Sq)`.
+
+    Returns:
+        `(o, lse)` of the union, in the dtypes of the parts.
+
+    Raises:
+        ValueError: no part, or shapes that differ. TypeError: a part that is not a pair of tensors.
+    """
+    outputs, lses = _checked(parts)
+    accumulate = torch.float64 if outputs[0].dtype == torch.float64 else torch.float32
+    lse = torch.stack(lses).to(accumulate)
+    pivot = lse.detach().amax(0)
+    pivot = pivot.masked_fill(pivot == -torch.inf, 0.0)  # a row that is empty everywhere would give nan
+    weights = torch.exp(lse - pivot)
+    total = weights.sum(0)
+    is_empty = total == 0
+    safe_total = total.masked_fill(is_empty, 1.0)
+    weighted = torch.stack([o.to(accumulate) for o in outputs]) * (weights / safe_total)[..., None]
+    merged_lse = (pivot + safe_total.log()).masked_fill(is_empty, -torch.inf)
+    return weighted.sum(0).to(outputs[0].dtype), merged_lse.to(lses[0].dtype)
+
+
+def _checked(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    parts = list(parts)
+    if not parts:
+        raise ValueError("parts is empty; merge takes at least one (o, lse)")
+    for place, part in enumerate(parts):
+        if not isinstance(part, (tuple, list)) or len(part) != 2 or not all(isinstance(t, Tensor) for t in part):
+            raise TypeError(f"parts[{place}] is {type(part).__name__}; it takes a pair of tensors (o, lse)")
+        o, lse = part
+        if o.ndim != 4 or o.shape[:-1] != lse.shape:
+            raise ValueError(f"parts[{place}] has o {tuple(o.shape)} and lse {tuple(lse.shape)}; they take (B, H, S, D) and (B, H, S)")
+        if o.shape != parts[0][0].shape or o.dtype != parts[0][0].dtype or o.device != parts[0][0].device:
+            raise ValueError(
+                f"parts[{place}] has o {tuple(o.shape)} {o.dtype} on {o.device}, parts[0] has "
+                f"{tuple(parts[0][0].shape)} {parts[0][0].dtype} on {parts[0][0].device}; they need to be alike"
+            )
+    return [o for o, _ in parts], [lse for _, lse in parts]

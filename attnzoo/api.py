@@ -202,7 +202,7 @@ def _default_choice() -> Choice:
     return _preferred.get() or AUTO
 
 
-@torch.compiler.assume_constant_result
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _load(choice: Choice) -> bool:
     """Import what stands behind a choice: here, outside of what torch.compile traces."""
     known = registry.default()

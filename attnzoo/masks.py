@@ -26,11 +26,10 @@ def band_mask(spec: AttentionSpec, rows: slice, columns: slice, device: torch.de
     i = torch.arange(rows.start, rows.stop, device=device)[:, None]
     j = torch.arange(columns.start, columns.stop, device=device)[None, :]
     distance = j - i - spec.diagonal
-    if left is None:
-        return distance <= right
+    kept = None if left is None else distance >= -left
     if right is None:
-        return distance >= -left
-    return (distance >= -left) & (distance <= right)
+        return kept
+    return distance <= right if kept is None else kept & (distance <= right)
 
 
 def keep_mask(spec: AttentionSpec, inputs: AttentionInputs, rows: slice, columns: slice) -> Tensor | None:

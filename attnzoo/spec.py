@@ -278,7 +278,7 @@ def _broadcast_shape(name: str, tensor: Tensor, full: Shape4, device: torch.devi
     for have, want in zip(shape, full):
         if have != want and have != 1:
             raise ValueError(f"{name} has shape {tuple(tensor.shape)}, not broadcastable to (batch, heads, q_len, kv_len) = {tuple(full)}")
-    return shape
+    return shape  # type: ignore[return-value]
 
 
 def _check_mask(mask: Tensor, full: Shape4, device: torch.device) -> Shape4:

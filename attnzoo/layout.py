@@ -136,6 +136,10 @@ class BlockLayout:
         object.__setattr__(self, "partial", partial)
         object.__setattr__(self, "rule", rule)
         object.__setattr__(self, "_versions", tuple(t._version for t in self.tensors()))
+        band = ("-" if bound is None else bound for bound in rule.band or ())
+        sizes = (self.q_len, self.kv_len, self.block_q, self.block_kv, self.batch, self.heads)
+        facts = " ".join(str(fact) for fact in (*sizes, int(rule.segments is not None), *band))
+        object.__setattr__(self, "facts", facts)  # text, so that torch.compile takes it as a constant
 
     @classmethod
     def _trusted(
@@ -158,6 +162,25 @@ class BlockLayout:
             object.__setattr__(self, name, value)
         self._own(full, partial, rule)
         return self
+
+    @classmethod
+    def restored(cls, tensors: list[Tensor], facts: str) -> BlockLayout:
+        """The inverse of `tensors()` and `facts`, for operators, which take no objects."""
+        numbers = [None if fact == "-" else int(fact) for fact in facts.split()]
+        q_len, kv_len, block_q, block_kv, batch, heads, has_segments, *band = numbers
+        has_bits = len(tensors) == (7 if has_segments else 5)
+        segments = (tensors[4], tensors[5]) if has_segments else None
+        return cls._trusted(
+            q_len=q_len,
+            kv_len=kv_len,
+            block_q=block_q,
+            block_kv=block_kv,
+            full=BlockLists(tensors[0], tensors[1]),
+            partial=BlockLists(tensors[2], tensors[3]),
+            rule=ElementRule(tuple(band) or None, segments, tensors[-1] if has_bits else None),
+            batch=batch,
+            heads=heads,
+        )
 
     # Makers
 

@@ -1,0 +1,117 @@
+"""Backends that keep only o and lse and rebuild the probabilities in the backward: their autograd, in one place.
+
+In eager mode an `autograd.Function`; under torch.compile two opaque operators, so that no tile loop is traced.
+A second derivative goes through `naive`, which may use O(Sq * Skv) memory.
+"""
+
+from __future__ import annotations
+
+import itertools
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnzoo.backend import Backend
+from attnzoo.backends.naive import Naive
+from attnzoo.inputs import AttentionInputs
+from attnzoo.spec import AttentionSpec
+
+__all__ = ["Gradients", "RecomputingBackend", "empty_output"]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Gradients:
+    """Gradients in the shapes and dtypes of their inputs; None for those that `spec.grads` does not name."""
+
+    q: Tensor | None = None
+    k: Tensor | None = None
+    v: Tensor | None = None
+    bias: Tensor | None = None
+    sinks: Tensor | None = None
+
+
+class RecomputingBackend(Backend):
+    """Subclasses write a forward and a backward free of autograd; `attend` makes them differentiable."""
+
+    instances: dict[str, RecomputingBackend] = {}  # noqa: RUF012  how an operator, which takes no objects, finds its backend
+    _count = itertools.count()
+
+    def __init__(self) -> None:
+        self.key = f"{self.name}#{next(self._count)}"
+        self.instances[self.key] = self
+
+    @abstractmethod
+    def forward(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+        """`o` `(B, Hq, Sq, Dv)` in the spec's dtype and the natural-log lse `(B, Hq, Sq)`, fp32 (fp64 for fp64)."""
+
+    @abstractmethod
+    def backward(
+        self,
+        spec: AttentionSpec,
+        inputs: AttentionInputs,
+        o: Tensor,
+        lse: Tensor,
+        grad_o: Tensor,
+        grad_lse: Tensor | None,
+    ) -> Gradients:
+        """The gradients that `spec.grads` names. `grad_o` may have any strides."""
+
+    def attend(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        if torch.compiler.is_compiling():
+            from attnzoo.backends.operators import attend_compiled
+
+            o, lse = attend_compiled(self.key, spec, inputs)
+        elif spec.grads:
+            differentiable = (inputs.q, inputs.k, inputs.v, inputs.bias, inputs.sinks)
+            o, lse = _RecomputedAttention.apply(self, spec, inputs, *differentiable)
+        else:
+            o, lse = self.forward(spec, inputs)
+        return o, (lse if spec.return_lse else None)
+
+
+class _RecomputedAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, backend: RecomputingBackend, spec: AttentionSpec, inputs: AttentionInputs, *_: Tensor | None) -> Any:
+        o, lse = backend.forward(spec, inputs)
+        ctx.backend, ctx.spec, ctx.layout = backend, spec, inputs.layout
+        ctx.set_materialize_grads(False)
+        tensors = (inputs.q, inputs.k, inputs.v, inputs.mask, inputs.bias, inputs.q_segment_ids, inputs.kv_segment_ids)
+        ctx.save_for_backward(*tensors, inputs.sinks, inputs.dropout_seed, o, lse)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_o: Tensor | None, grad_lse: Tensor | None) -> Any:
+        *tensors, o, lse = ctx.saved_tensors
+        inputs = AttentionInputs(*tensors, layout=ctx.layout)
+        if grad_o is None:
+            grad_o = torch.zeros_like(o)
+        with torch.autocast(o.device.type, enabled=False):
+            if torch.is_grad_enabled():  # create_graph=True
+                grads = _differentiable_gradients(ctx.spec, inputs, grad_o, grad_lse)
+            else:
+                grads = ctx.backend.backward(ctx.spec, inputs, o, lse, grad_o, grad_lse)
+        return (None, None, None, grads.q, grads.k, grads.v, grads.bias, grads.sinks)
+
+
+def _differentiable_gradients(
+    spec: AttentionSpec, inputs: AttentionInputs, grad_o: Tensor, grad_lse: Tensor | None
+) -> Gradients:
+    """The gradients as a graph that can be differentiated again."""
+    # aliases, so that one tensor given as q and k and v gets three gradients and not their sum thrice
+    aliases = {name: getattr(inputs, name).view_as(getattr(inputs, name)) for name in spec.grads}
+    o, lse = Naive().attend(replace(spec, return_lse=True), replace(inputs, **aliases))
+    outputs, upstream = ([o], [grad_o]) if grad_lse is None else ([o, lse], [grad_o, grad_lse])
+    wanted = tuple(aliases.values())
+    found = torch.autograd.grad(outputs, wanted, upstream, create_graph=True, materialize_grads=True)
+    return Gradients(**dict(zip(spec.grads, found)))
+
+
+def empty_output(spec: AttentionSpec, q: Tensor) -> Tensor:
+    """Uninitialised `o`, `(B, Hq, Sq, Dv)`, in the memory order of q: heads inside the sequence if q has them so."""
+    batch, heads, length, dim = spec.batch, spec.q_heads, spec.q_len, spec.value_dim
+    if heads > 1 and q.stride(1) < q.stride(2):
+        return q.new_empty(batch, length, heads, dim).transpose(1, 2)
+    return q.new_empty(batch, heads, length, dim)

@@ -117,7 +117,11 @@ def attention(
         sinks=sinks,
         dropout_seed=dropout_seed,
     )
-    with _autocast_off(q):
+    kind = spec.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):  # the inputs are cast: inside a backend nothing is cast again
+            o, lse = chosen.attend(spec, inputs)
+    else:
         o, lse = chosen.attend(spec, inputs)
     if not return_lse:
         return o
@@ -208,11 +212,3 @@ def _load(choice: Choice) -> bool:
     known = registry.default()
     known.load(known.order(choice))
     return True
-
-
-def _autocast_off(q: Tensor) -> contextlib.AbstractContextManager[Any]:
-    """Inputs are cast already: inside a backend nothing is cast again."""
-    kind = q.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    return contextlib.nullcontext()

@@ -40,27 +40,40 @@ FEATURES: dict[str, str] = {
 
 def features_of(spec: AttentionSpec) -> list[str]:
     """The features that a call needs, in the order of `FEATURES`."""
-    banded = spec.causal or spec.window is not None
-    needed = {
-        "causal": spec.causal and spec.align is None,
-        "top_left": banded and spec.align == "top_left",
-        "bottom_right": banded and spec.align == "bottom_right",
-        "window": spec.window is not None,
-        "mask": spec.mask is not None,
-        "bias": spec.bias is not None,
-        "bias_grad": "bias" in spec.grads,
-        "segments": spec.segments,
-        "layout": spec.layout is not None,
-        "softcap": spec.softcap is not None,
-        "sinks": spec.sinks_dtype is not None,
-        "dropout": spec.dropout_p > 0.0,
-        "lse": spec.return_lse,
-        "deterministic": spec.deterministic,
-        "grouped_heads": spec.q_heads != spec.kv_heads,
-        "value_dim": spec.value_dim != spec.head_dim,
-        "empty": spec.is_empty or spec.head_dim == 0,
-    }
-    return [name for name, is_needed in needed.items() if is_needed]
+    needed = []
+    if spec.causal and spec.align is None:
+        needed.append("causal")
+    if spec.align is not None:
+        needed.append(spec.align)
+    if spec.window is not None:
+        needed.append("window")
+    if spec.mask is not None:
+        needed.append("mask")
+    if spec.bias is not None:
+        needed.append("bias")
+        if "bias" in spec.grads:
+            needed.append("bias_grad")
+    if spec.segments:
+        needed.append("segments")
+    if spec.layout is not None:
+        needed.append("layout")
+    if spec.softcap is not None:
+        needed.append("softcap")
+    if spec.sinks_dtype is not None:
+        needed.append("sinks")
+    if spec.dropout_p:
+        needed.append("dropout")
+    if spec.return_lse:
+        needed.append("lse")
+    if spec.deterministic:
+        needed.append("deterministic")
+    if spec.q_heads != spec.kv_heads:
+        needed.append("grouped_heads")
+    if spec.value_dim != spec.head_dim:
+        needed.append("value_dim")
+    if spec.is_empty or not spec.head_dim:
+        needed.append("empty")
+    return needed
 
 
 @dataclass(frozen=True)

@@ -128,9 +128,8 @@ class AttentionSpec:
         batch, q_heads, q_len, head_dim = q.shape
         kv_heads, kv_len, value_dim = k.shape[1], k.shape[2], v.shape[3]
         full = (batch, q_heads, q_len, kv_len)
-        for name, flag in (("causal", causal), ("return_lse", return_lse), ("deterministic", deterministic)):
-            if flag is not True and flag is not False:
-                raise TypeError(f"{name} is {flag!r}, a {type(flag).__name__}; it takes a bool")
+        if type(causal) is not bool or type(return_lse) is not bool or type(deterministic) is not bool:
+            _check_flags(causal=causal, return_lse=return_lse, deterministic=deterministic)
         if window is not None:
             window = _check_window(window)
         align = _check_align(align, causal or window is not None, q_len, kv_len)
@@ -147,10 +146,7 @@ class AttentionSpec:
             _check_sinks(sinks, q_heads, q.device)
         if dropout_p != 0.0 or dropout_seed is not None:
             _check_dropout(dropout_p, dropout_seed, q.device)
-        grads: tuple[str, ...] = ()
-        if torch.is_grad_enabled():
-            named = (("q", q), ("k", k), ("v", v), ("bias", bias), ("sinks", sinks))
-            grads = tuple([name for name, t in named if t is not None and t.requires_grad])
+        grads = _grads(q=q, k=k, v=v, bias=bias, sinks=sinks) if torch.is_grad_enabled() else ()
         return cls(
             batch,
             q_heads,
@@ -180,6 +176,10 @@ class AttentionSpec:
         )
 
 
+def _grads(**inputs: Tensor | None) -> tuple[str, ...]:
+    return tuple([name for name, tensor in inputs.items() if tensor is not None and tensor.requires_grad])
+
+
 def _kernel_strides(tensor: Tensor) -> tuple[int, ...]:
     """The strides after a non-unit last stride has been made contiguous."""
     strides = tensor.stride()
@@ -187,6 +187,12 @@ def _kernel_strides(tensor: Tensor) -> tuple[int, ...]:
         return strides
     _, heads, length, dim = tensor.shape
     return (heads * length * dim, length * dim, dim, 1)
+
+
+def _check_flags(**flags: object) -> None:
+    for name, flag in flags.items():
+        if type(flag) is not bool:
+            raise TypeError(f"{name} is {flag!r}, a {type(flag).__name__}; it takes a bool")
 
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:

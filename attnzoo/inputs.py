@@ -54,6 +54,8 @@ class AttentionInputs:
         dropout_seed: int | Tensor | None = None,
     ) -> AttentionInputs:
         """Normalise arguments that `AttentionSpec.of` has accepted."""
+        if k.shape[1] != spec.kv_heads:  # no query head: no kv head is read
+            k, v = k[:, : spec.kv_heads], v[:, : spec.kv_heads]
         q_ids, kv_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
         return cls(
             _kernel_ready(q, spec.dtype),
@@ -71,7 +73,7 @@ class AttentionInputs:
 
 def _kernel_ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if tensor.dtype != dtype:
-        tensor = tensor.to(dtype)
+        return tensor.to(dtype, memory_format=torch.contiguous_format)
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 

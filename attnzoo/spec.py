@@ -18,7 +18,9 @@ Window = tuple[int | None, int | None]
 Shape4 = tuple[int, int, int, int]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+ID_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 ALIGNMENTS = ("top_left", "bottom_right")
+LARGEST_BOUND = 2**30  # of a window: no length reaches it, and sums with a position stay within 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,12 +29,12 @@ class AttentionSpec:
 
     Attributes:
         batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim: sizes of `q (B, Hq, Sq, D)`,
-            `k (B, Hkv, Skv, D)` and `v (B, Hkv, Skv, Dv)`.
+            `k (B, Hkv, Skv, D)` and `v (B, Hkv, Skv, Dv)`. Without a query head there is no kv head either.
         dtype, device: of q, k and v, after autocast.
         scale: factor of the scores, always a number.
         causal: query i sees key j only if `j <= i + diagonal`.
         align: where the diagonal sits; None unless causal or window depends on it.
-        window: `(left, right)`, None where unbounded on both sides.
+        window: `(left, right)`, each at most 2**30; None where unbounded on both sides.
         mask, bias: their shape as 4 dims, each 1 or full; None if not given.
         segments: whether segment ids are given.
         layout: the summary of the block layout, if one is given.
@@ -126,7 +128,7 @@ class AttentionSpec:
         """
         dtype = _check_tensors(q, k, v)
         batch, q_heads, q_len, head_dim = q.shape
-        kv_heads, kv_len, value_dim = k.shape[1], k.shape[2], v.shape[3]
+        kv_heads, kv_len, value_dim = k.shape[1] if q_heads else 0, k.shape[2], v.shape[3]
         full = (batch, q_heads, q_len, kv_len)
         if type(causal) is not bool or type(return_lse) is not bool or type(deterministic) is not bool:
             _check_flags(causal=causal, return_lse=return_lse, deterministic=deterministic)
@@ -144,7 +146,7 @@ class AttentionSpec:
             _check_layout(layout, full, q.device)
         if sinks is not None:
             _check_sinks(sinks, q_heads, q.device)
-        if dropout_p != 0.0 or dropout_seed is not None:
+        if dropout_seed is not None or type(dropout_p) is not float or dropout_p != 0.0:
             _check_dropout(dropout_p, dropout_seed, q.device)
         grads = _grads(q=q, k=k, v=v, bias=bias, sinks=sinks) if torch.is_grad_enabled() else ()
         return cls(
@@ -172,7 +174,7 @@ class AttentionSpec:
             return_lse,
             deterministic or torch.are_deterministic_algorithms_enabled(),
             grads,
-            (_kernel_strides(q), _kernel_strides(k), _kernel_strides(v)),
+            (_kernel_strides(q, dtype), _kernel_strides(k, dtype), _kernel_strides(v, dtype)),
         )
 
 
@@ -180,10 +182,10 @@ def _grads(**inputs: Tensor | None) -> tuple[str, ...]:
     return tuple([name for name, tensor in inputs.items() if tensor is not None and tensor.requires_grad])
 
 
-def _kernel_strides(tensor: Tensor) -> tuple[int, ...]:
-    """The strides after a non-unit last stride has been made contiguous."""
+def _kernel_strides(tensor: Tensor, dtype: torch.dtype) -> tuple[int, ...]:
+    """The strides after a cast, or a non-unit last stride, has made the tensor contiguous."""
     strides = tensor.stride()
-    if strides[-1] == 1 or tensor.shape[-1] == 1:
+    if tensor.dtype == dtype and (strides[-1] == 1 or tensor.shape[-1] == 1):
         return strides
     _, heads, length, dim = tensor.shape
     return (heads * length * dim, length * dim, dim, 1)
@@ -195,6 +197,12 @@ def _check_flags(**flags: object) -> None:
             raise TypeError(f"{name} is {flag!r}, a {type(flag).__name__}; it takes a bool")
 
 
+def _check_strided(name: str, tensor: Tensor) -> None:
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        kind = "nested" if tensor.is_nested else "sparse"
+        raise TypeError(f"{name} is a {kind} tensor of layout {tensor.layout}; it takes a dense (strided) one")
+
+
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
     """Types, dtypes, devices and shapes of q, k and v; returns their dtype, after autocast."""
     for name, tensor in (("q", q), ("k", k), ("v", v)):
@@ -202,8 +210,7 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
             raise TypeError(f"{name} is a {type(tensor).__name__}, not a tensor")
         if tensor.dtype not in DTYPES:
             raise TypeError(f"{name} has dtype {tensor.dtype}; it takes float16, bfloat16, float32 or float64")
-        if tensor.layout is not torch.strided:
-            raise TypeError(f"{name} has layout {tensor.layout}; it takes a dense (strided) tensor")
+        _check_strided(name, tensor)
         if tensor.ndim != 4:
             raise ValueError(f"{name} has {tensor.ndim} dims, shape {tuple(tensor.shape)}; it takes 4: (batch, heads, length, dim)")
     device = q.device
@@ -253,13 +260,17 @@ def _check_window(window: object) -> Window | None:
             raise TypeError(f"window {side} is {bound!r}, a {type(bound).__name__}; it takes a non-negative int or None")
         if bound < 0:
             raise ValueError(f"window {side} is {bound}; it takes a non-negative int, or None for no bound")
-    return None if window == (None, None) else window
+    if window == (None, None):
+        return None
+    left, right = window
+    return left and min(left, LARGEST_BOUND), right and min(right, LARGEST_BOUND)
 
 
 def _check_align(align: object, is_banded: bool, q_len: int, kv_len: int) -> Align | None:
+    if align is not None and not isinstance(align, str):
+        raise TypeError(f"align is {align!r}, a {type(align).__name__}; it takes 'top_left', 'bottom_right' or None")
     if align is not None and align not in ALIGNMENTS:
-        error = ValueError if isinstance(align, str) else TypeError
-        raise error(f"align is {align!r}; it takes 'top_left', 'bottom_right' or None")
+        raise ValueError(f"align is {align!r}; it takes 'top_left', 'bottom_right' or None")
     if not is_banded or q_len == kv_len:
         return None
     if align is None:
@@ -272,6 +283,7 @@ def _check_align(align: object, is_banded: bool, q_len: int, kv_len: int) -> Ali
 
 def _broadcast_shape(name: str, tensor: Tensor, full: Shape4, device: torch.device) -> Shape4:
     """The tensor's shape with 4 dims, each 1 or full."""
+    _check_strided(name, tensor)
     if tensor.device != device:
         raise ValueError(f"{name} is on {tensor.device}, q on {device}; they need one device")
     shape = tuple(tensor.shape)
@@ -316,8 +328,9 @@ def _check_segment_ids(segment_ids: object, full: Shape4, device: torch.device) 
     for name, ids, length in (("q", pair[0], q_len), ("kv", pair[1], kv_len)):
         if not isinstance(ids, Tensor):
             raise TypeError(f"segment_ids of {name} is a {type(ids).__name__}; it takes an integer tensor")
-        if ids.dtype.is_floating_point or ids.dtype.is_complex or ids.dtype == torch.bool:
-            raise TypeError(f"segment_ids of {name} has dtype {ids.dtype}; it takes an integer dtype")
+        if ids.dtype not in ID_DTYPES:
+            raise TypeError(f"segment_ids of {name} has dtype {ids.dtype}; it takes int8, int16, int32, int64 or uint8")
+        _check_strided(f"segment_ids of {name}", ids)
         if tuple(ids.shape) != (batch, length):
             raise ValueError(f"segment_ids of {name} has shape {tuple(ids.shape)}; it takes (batch, length) = {(batch, length)}")
         if ids.device != device:
@@ -345,6 +358,7 @@ def _check_sinks(sinks: Tensor, heads: int, device: torch.device) -> None:
         raise TypeError(f"sinks is a {type(sinks).__name__}; it takes a float tensor")
     if sinks.dtype not in DTYPES:
         raise TypeError(f"sinks has dtype {sinks.dtype}; it takes float16, bfloat16, float32 or float64")
+    _check_strided("sinks", sinks)
     if tuple(sinks.shape) != (heads,):
         raise ValueError(f"sinks has shape {tuple(sinks.shape)}; it takes one logit a query head, ({heads},)")
     if sinks.device != device:
@@ -354,7 +368,10 @@ def _check_sinks(sinks: Tensor, heads: int, device: torch.device) -> None:
 def _check_number(name: str, value: object, allowed: str) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it takes {allowed}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an int beyond every float
+        return math.inf
 
 
 def _check_scale(scale: object, head_dim: int) -> float:
@@ -382,6 +399,7 @@ def _check_dropout(dropout_p: object, seed: object, device: torch.device) -> Non
     if isinstance(seed, Tensor):
         if seed.dtype != torch.int64:
             raise TypeError(f"dropout_seed has dtype {seed.dtype}; a tensor seed takes int64")
+        _check_strided("dropout_seed", seed)
         if seed.numel() != 1:
             raise ValueError(f"dropout_seed has {seed.numel()} elements, shape {tuple(seed.shape)}; it takes one")
         if seed.device != device:

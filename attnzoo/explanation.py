@@ -7,10 +7,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import torch
+
 from attnzoo import cost
 from attnzoo.errors import UnknownBackendError
 from attnzoo.registry import Registry, reasons_against
 from attnzoo.spec import AttentionSpec
+from attnzoo.tables import rich_table
 
 __all__ = ["Explanation"]
 
@@ -78,37 +81,70 @@ class Explanation:
             "spec": spec,
         }
 
+    def rows(self) -> list[tuple[str, str, str]]:
+        """Backend, verdict, reasons (a line each): the able ones first, each group in the order asked."""
+        able = [(name, "chosen" if name == self.chosen else "could serve", "") for name in self.able]
+        return able + [(name, "rejected", "\n".join(reasons)) for name, reasons in self.rejected.items()]
+
+    def summary(self) -> str:
+        """The call and the answer, a line each."""
+        if self.chosen is None or self.cost is None:
+            return f"{described(self.spec)}\nno backend of {', '.join(self.order)} can serve this call"
+        cost = self.cost
+        amounts = f"{scaled(cost.flops)}FLOP, {scaled(cost.hbm_bytes)}B moved, {scaled(cost.extra_bytes)}B extra memory"
+        return f"{described(self.spec)}\n{self.chosen} would run; predicted: {amounts}"
+
     def __str__(self) -> str:
         from rich.console import Console
 
         out = io.StringIO()
-        Console(file=out, width=100).print(self)
-        return out.getvalue().rstrip()
+        Console(file=out, width=120).print(self)
+        return "\n".join(line.rstrip() for line in out.getvalue().splitlines()).rstrip()
 
     def __rich__(self) -> Any:
-        from rich.table import Table
+        from rich.console import Group
+        from rich.text import Text
 
-        table = Table("backend", "verdict", "why", title=self._title(), title_justify="left")
-        for name in self.able:
-            table.add_row(name, "chosen" if name == self.chosen else "could serve", "")
-        for name, reasons in self.rejected.items():
-            table.add_row(name, "rejected", "\n".join(reasons))
-        return table
+        return Group(Text(self.summary()), rich_table(("backend", "verdict", "reasons"), self.rows()))
 
-    def _title(self) -> str:
-        spec = self.spec
-        sizes = f"q ({spec.batch}, {spec.q_heads}, {spec.q_len}, {spec.head_dim}), kv heads {spec.kv_heads}, kv length {spec.kv_len}"
-        call = f"{sizes}, {str(spec.dtype).removeprefix('torch.')} on {spec.device}"
-        if self.cost is None:
-            return f"{call}\nno backend of {', '.join(self.order)} can serve this call"
-        amounts = f"{scaled(self.cost.flops)}FLOP, {scaled(self.cost.hbm_bytes)}B moved, {scaled(self.cost.extra_bytes)}B extra memory"
-        return f"{call}\n{self.chosen} would run; predicted: {amounts}"
+
+def described(spec: AttentionSpec) -> str:
+    """A call in one line: sizes, dtype, device, then every option that is not the default."""
+    parts = [
+        f"q ({spec.batch}, {spec.q_heads}, {spec.q_len}, {spec.head_dim})",
+        f"k ({spec.batch}, {spec.kv_heads}, {spec.kv_len}, {spec.head_dim})",
+        f"v ({spec.batch}, {spec.kv_heads}, {spec.kv_len}, {spec.value_dim})",
+        f"{_short(spec.dtype)} on {spec.device}",
+    ]
+    options = {
+        "causal": spec.causal,
+        f"align {spec.align}": spec.align,
+        f"window {spec.window}": spec.window,
+        f"mask {spec.mask}": spec.mask,
+        f"bias {spec.bias} {_short(spec.bias_dtype)}": spec.bias,
+        "segments": spec.segments,
+        f"softcap {spec.softcap}": spec.softcap,
+        f"sinks {_short(spec.sinks_dtype)}": spec.sinks_dtype,
+        f"dropout {spec.dropout_p}": spec.dropout_p,
+        "lse": spec.return_lse,
+        "deterministic": spec.deterministic,
+        f"gradient of {' '.join(spec.grads)}": spec.grads,
+    }
+    parts += [text for text, is_given in options.items() if is_given]
+    if spec.layout is not None:
+        blocks = spec.layout.full_blocks + spec.layout.partial_blocks
+        parts.append(f"layout of {blocks} blocks {spec.layout.block_q} x {spec.layout.block_kv}")
+    return ", ".join(parts)
+
+
+def _short(dtype: torch.dtype | None) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def scaled(amount: float) -> str:
     """`12300000` as `12.3 M`."""
     for unit in UNITS[:-1]:
-        if abs(amount) < 1000:
+        if abs(float(f"{amount:.3g}")) < 1000:
             return f"{amount:.3g} {unit}"
         amount /= 1000
     return f"{amount:.3g} {UNITS[-1]}"

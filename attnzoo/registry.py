@@ -122,6 +122,14 @@ class Registry:
         """Every plugin found, quarantined ones included."""
         return tuple(dict.fromkeys([*self._plugins.values(), *self._failures]))
 
+    def plugin_of(self, name: str) -> Plugin | None:
+        """Where a backend comes from; None if it was handed over ready, is declared twice or is not known."""
+        return self._plugins.get(name)
+
+    def error_of(self, plugin: Plugin) -> str | None:
+        """Why a plugin is quarantined; None if it isn't, or wasn't imported yet."""
+        return self._failures.get(plugin)
+
     def failures(self) -> dict[str, str]:
         """What went wrong so far: plugin ("distribution: module") or backend name -> error."""
         broken = {f"{plugin.distribution}: {plugin.value}": error for plugin, error in self._failures.items()}

@@ -1,0 +1,5 @@
+"""`python -m attnzoo`: the command line."""
+
+from attnzoo.cli import main
+
+main()

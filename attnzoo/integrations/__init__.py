@@ -1,0 +1,1 @@
+"""attnzoo inside other libraries: `transformers` models, and code written for torch's SDPA."""

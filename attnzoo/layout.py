@@ -11,6 +11,7 @@ from torch import Tensor
 __all__ = ["BlockLayout", "BlockLists", "ElementRule", "LayoutSummary"]
 
 WORD_BITS = 32
+ID_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class BlockLists:
         return torch.repeat_interleave(rows, self.offsets.diff().long(), output_size=len(self.indices))
 
     def copy(self) -> BlockLists:
-        return BlockLists(self.offsets.clone(), self.indices.clone())
+        return BlockLists(_copy(self.offsets), _copy(self.indices))
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,8 +78,17 @@ class ElementRule:
         return tuple(name for name in ("band", "segments", "bits") if getattr(self, name) is not None)
 
     def copy(self) -> ElementRule:
-        segments = None if self.segments is None else (self.segments[0].clone(), self.segments[1].clone())
-        return ElementRule(self.band, segments, None if self.bits is None else self.bits.clone())
+        segments = None if self.segments is None else (_copy(self.segments[0]), _copy(self.segments[1]))
+        return ElementRule(self.band, segments, None if self.bits is None else _copy(self.bits))
+
+
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.clone(memory_format=torch.contiguous_format)  # a kernel counts on it
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the tensor was written in place; inference-mode tensors don't count."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def pack_bits(blocks: Tensor) -> Tensor:
@@ -135,7 +145,7 @@ class BlockLayout:
         object.__setattr__(self, "full", full)
         object.__setattr__(self, "partial", partial)
         object.__setattr__(self, "rule", rule)
-        object.__setattr__(self, "_versions", tuple(t._version for t in self.tensors()))
+        object.__setattr__(self, "_watched", [(tensor, _version(tensor)) for tensor in self.tensors()])
         band = ("-" if bound is None else bound for bound in rule.band or ())
         sizes = (self.q_len, self.kv_len, self.block_q, self.block_kv, self.batch, self.heads)
         facts = " ".join(str(fact) for fact in (*sizes, int(rule.segments is not None), *band))
@@ -166,8 +176,12 @@ class BlockLayout:
     @classmethod
     def restored(cls, tensors: list[Tensor], facts: str) -> BlockLayout:
         """The inverse of `tensors()` and `facts`, for operators, which take no objects."""
-        numbers = [None if fact == "-" else int(fact) for fact in facts.split()]
-        q_len, kv_len, block_q, block_kv, batch, heads, has_segments, *band = numbers
+        words = facts.split()
+        q_len, kv_len, block_q, block_kv, batch, heads, has_segments = map(int, words[:7])
+        band = None
+        if len(words) > 7:
+            left, right = (None if word == "-" else int(word) for word in words[7:9])
+            band = (left, right, int(words[9]))
         has_bits = len(tensors) == (7 if has_segments else 5)
         segments = (tensors[4], tensors[5]) if has_segments else None
         return cls._trusted(
@@ -177,7 +191,7 @@ class BlockLayout:
             block_kv=block_kv,
             full=BlockLists(tensors[0], tensors[1]),
             partial=BlockLists(tensors[2], tensors[3]),
-            rule=ElementRule(tuple(band) or None, segments, tensors[-1] if has_bits else None),
+            rule=ElementRule(band, segments, tensors[-1] if has_bits else None),
             batch=batch,
             heads=heads,
         )
@@ -239,22 +253,40 @@ class BlockLayout:
         sizes = (self.batch, self.heads, self.block_q, self.block_kv)
         return LayoutSummary(*sizes, full_blocks, partial_blocks, self.rule.parts)
 
-    @cached_property
+    @property
     def transposed(self) -> tuple[BlockLists, BlockLists, Tensor]:
         """For the backward: full and partial lists over `(batch, heads, block columns)`, whose indices are
         block rows, and for each transposed partial block its place in `partial` (where its bits are)."""
-        full, _ = _transpose(self.full, self.rows, self.columns)
-        partial, order = _transpose(self.partial, self.rows, self.columns)
+        self.check_unmodified()
+        return self._transposed
+
+    @cached_property
+    def _transposed(self) -> tuple[BlockLists, BlockLists, Tensor]:
+        full, _ = _transpose(self.full, self)
+        partial, order = _transpose(self.partial, self)
+        made = (full.offsets, full.indices, partial.offsets, partial.indices, order)
+        self._watched.extend((tensor, _version(tensor)) for tensor in made)  # type: ignore[attr-defined]
         return full, partial, order
+
+    @cached_property
+    def host_lists(self) -> tuple[BlockLists, BlockLists]:
+        """The full and partial lists on the CPU. From another device they are copied once: the one wait for it."""
+
+        def on_host(lists: BlockLists) -> BlockLists:
+            return BlockLists(lists.offsets.cpu(), lists.indices.cpu())
+
+        return on_host(self.full), on_host(self.partial)
 
     def to_dense(self) -> Tensor:
         """The bool mask `(batch, heads, q_len, kv_len)` that this layout stands for."""
         from attnzoo.layouts.build import to_dense
 
+        self.check_unmodified()
         return to_dense(self)
 
     def to(self, device: torch.device | str) -> BlockLayout:
         """The same layout with its tensors on `device`."""
+        self.check_unmodified()
 
         def moved(lists: BlockLists) -> BlockLists:
             return BlockLists(lists.offsets.to(device), lists.indices.to(device))
@@ -281,18 +313,26 @@ class BlockLayout:
         return [self.full.offsets, self.full.indices, self.partial.offsets, self.partial.indices, *segments, *bits]
 
     def check_unmodified(self) -> None:
-        """Raise ValueError if a tensor of the layout was written in place since it was validated."""
-        if self._versions != tuple(t._version for t in self.tensors()):  # type: ignore[attr-defined]
+        """Raise ValueError if a tensor of the layout was written in place since it was validated.
+
+        Writes through `.data`, numpy or to inference-mode tensors, and any while torch.compile traces, go unseen.
+        """
+        if torch.compiler.is_compiling():
+            return
+        if any([_version(tensor) != version for tensor, version in self._watched]):  # type: ignore[attr-defined]
             raise ValueError("layout: one of its tensors was written in place after validation; build a new BlockLayout")
 
+    def __reduce__(self) -> tuple[object, ...]:
+        self.check_unmodified()
+        sizes = (self.q_len, self.kv_len, self.block_q, self.block_kv)
+        return BlockLayout, (*sizes, self.full, self.partial, self.rule, self.batch, self.heads)  # a copy is validated anew
 
-def _transpose(lists: BlockLists, rows: int, columns: int) -> tuple[BlockLists, Tensor]:
-    if not rows:
-        return BlockLists(lists.offsets.new_zeros(1), lists.indices.new_zeros(0)), lists.indices.new_zeros(0).long()
+
+def _transpose(lists: BlockLists, layout: BlockLayout) -> tuple[BlockLists, Tensor]:
     row = lists.row_of_each()
-    heads = (len(lists.offsets) - 1) // rows
+    rows, columns = max(layout.rows, 1), layout.columns
     column = (row // rows) * columns + lists.indices
     order = torch.argsort(column, stable=True)  # rows ascend within a column, as they did before
-    counts = torch.bincount(column, minlength=heads * columns)
+    counts = torch.bincount(column, minlength=layout.batch * layout.heads * columns)
     offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
     return BlockLists(offsets, (row % rows)[order].to(torch.int32)), order

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from attnzoo.layout import BlockLayout, LayoutSummary
+from attnzoo.layout import ID_DTYPES, BlockLayout, LayoutSummary
 
 __all__ = ["AttentionSpec", "Align", "Window"]
 
@@ -18,7 +18,6 @@ Window = tuple[int | None, int | None]
 Shape4 = tuple[int, int, int, int]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-ID_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 ALIGNMENTS = ("top_left", "bottom_right")
 LARGEST_BOUND = 2**30  # of a window: no length reaches it, and sums with a position stay within 32 bits
 
@@ -349,8 +348,7 @@ def _check_layout(layout: BlockLayout, full: Shape4, device: torch.device) -> No
         raise ValueError(f"layout has {layout.heads} heads; the call takes 1 or {heads}")
     if layout.device != device:
         raise ValueError(f"layout is on {layout.device}, q on {device}; layout.to({str(device)!r}) moves it")
-    if not torch.compiler.is_compiling():
-        layout.check_unmodified()
+    layout.check_unmodified()
 
 
 def _check_sinks(sinks: Tensor, heads: int, device: torch.device) -> None:

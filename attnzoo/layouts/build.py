@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from attnzoo.layout import BlockLayout, BlockLists, ElementRule, pack_bits, unpack_bits
-from attnzoo.layouts.validation import block_size
+from attnzoo.layouts.validation import block_size, check_int, check_readable
+
+
+WHOLE = slice(None)
 
 
 def _four_dims(name: str, table: Tensor) -> Tensor:
@@ -16,6 +19,7 @@ def _four_dims(name: str, table: Tensor) -> Tensor:
         raise TypeError(f"{name} has dtype {table.dtype}, not torch.bool")
     if table.ndim not in (2, 4):
         raise ValueError(f"{name} has {table.ndim} dims, shape {tuple(table.shape)}; it takes 2 or 4")
+    check_readable(name, table)
     return table if table.ndim == 4 else table[None, None]
 
 
@@ -24,13 +28,25 @@ def _empty_lists(rows: int, device: torch.device) -> BlockLists:
     return BlockLists(zeros, zeros[:0].clone())
 
 
+def _tokens(what: str, count: int, name: str, length: int | None, block: int) -> int:
+    """The length in tokens that `count` blocks stand for, the last of them cut if `length` says so."""
+    if length is None:
+        return count * block
+    check_int(name, length, least=0)
+    if -(-length // block) != count:
+        raise ValueError(f"blocks has {count} {what}; {name} {length} in blocks of {block} has {-(-length // block)}")
+    return length
+
+
 def from_blocks(blocks: Tensor, *, block: int | tuple[int, int], q_len: int | None, kv_len: int | None) -> BlockLayout:
     table = _four_dims("blocks", blocks)
     block_q, block_kv = block_size(block)
     batch, heads, rows, columns = table.shape
+    q_len = _tokens("rows", rows, "q_len", q_len, block_q)
+    kv_len = _tokens("columns", columns, "kv_len", kv_len, block_kv)
     return BlockLayout(
-        q_len=rows * block_q if q_len is None else q_len,
-        kv_len=columns * block_kv if kv_len is None else kv_len,
+        q_len=q_len,
+        kv_len=kv_len,
         block_q=block_q,
         block_kv=block_kv,
         full=BlockLists.from_bool(table.reshape(batch * heads * rows, columns)),
@@ -50,7 +66,7 @@ def from_dense(mask: Tensor, *, block: int | tuple[int, int]) -> BlockLayout:
     def tiles(value: bool) -> Tensor:
         """`(batch * heads * rows, columns, block_q, block_kv)`, the cut tail filled with `value`."""
         padded = torch.nn.functional.pad(dense, spare, value=value)
-        split = padded.view(batch * heads * rows, block_q, columns, block_kv)
+        split = padded.reshape(batch * heads * rows, block_q, columns, block_kv)
         return split.transpose(1, 2)
 
     full = tiles(True).all(-1).all(-1)
@@ -79,18 +95,23 @@ def to_dense(layout: BlockLayout) -> Tensor:
     return split[:, :, : layout.q_len, : layout.kv_len]
 
 
-def partial_blocks(layout: BlockLayout) -> Tensor:
-    """The kept pairs of every partial block: `(partial blocks, block_q, block_kv)` bool.
+def partial_blocks(layout: BlockLayout, which: slice = WHOLE, rows: slice = WHOLE, columns: slice = WHOLE) -> Tensor:
+    """The kept pairs of partial blocks: `(blocks, block_q, block_kv)` bool, or the part that is asked for.
 
     Pairs beyond `q_len` and `kv_len` in a cut block carry no meaning.
+
+    Args:
+        which: of the blocks, in the order of `layout.partial`.
+        rows, columns: within each block.
     """
     rule, device = layout.rule, layout.device
-    row = layout.partial.row_of_each()
-    i = (row % max(layout.rows, 1) * layout.block_q)[:, None] + torch.arange(layout.block_q, device=device)
-    j = (layout.partial.indices.long() * layout.block_kv)[:, None] + torch.arange(layout.block_kv, device=device)
-    kept = torch.ones(len(row), layout.block_q, layout.block_kv, dtype=torch.bool, device=device)
+    places = torch.arange(*which.indices(len(layout.partial.indices)), dtype=torch.int32, device=device)
+    row = torch.searchsorted(layout.partial.offsets, places, right=True) - 1
+    i = (row % max(layout.rows, 1) * layout.block_q)[:, None] + torch.arange(layout.block_q, device=device)[rows]
+    j = (layout.partial.indices[which].long() * layout.block_kv)[:, None] + torch.arange(layout.block_kv, device=device)[columns]
+    kept = torch.ones(len(row), i.shape[1], j.shape[1], dtype=torch.bool, device=device)
     if rule.bits is not None:
-        kept &= unpack_bits(rule.bits, layout.block_kv)
+        kept &= unpack_bits(rule.bits[which, rows], layout.block_kv)[..., columns]
     if rule.band is not None:
         kept &= band_keep(i[:, :, None], j[:, None, :], rule.band)
     if rule.segments is not None:

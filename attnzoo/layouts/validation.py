@@ -5,19 +5,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnzoo.layout import WORD_BITS, BlockLayout, BlockLists, ElementRule
+from attnzoo.layout import ID_DTYPES, WORD_BITS, BlockLayout, BlockLists, ElementRule
+
+LARGEST = 2**31 - 1
 
 
 def validate(layout: BlockLayout) -> None:
     """Raise TypeError or ValueError, naming the field, unless `layout` is well formed."""
     for name in ("q_len", "kv_len", "batch", "heads"):
-        _check_int(name, getattr(layout, name), least=0)
+        check_int(name, getattr(layout, name), least=0)
     for name in ("block_q", "block_kv"):
-        _check_int(name, getattr(layout, name), least=1)
+        check_int(name, getattr(layout, name), least=1)
+    for name in ("full", "partial"):
+        _check_list_tensors(name, getattr(layout, name), layout)
     for name in ("full", "partial"):
         _check_lists(name, getattr(layout, name), layout)
-    if layout.partial.offsets.device != layout.full.offsets.device:
-        raise ValueError(f"partial is on {layout.partial.offsets.device}, full on {layout.full.offsets.device}; one device")
     _check_disjoint(layout)
     _check_rule(layout.rule, layout)
 
@@ -28,35 +30,49 @@ def block_size(block: object) -> tuple[int, int]:
     if len(pair) != 2:
         raise ValueError(f"block is {block!r}; it takes one number or (block_q, block_kv)")
     for size in pair:
-        _check_int("block", size, least=1)
+        check_int("block", size, least=1)
     return pair
 
 
-def _check_int(name: str, value: object, *, least: int) -> None:
+def check_readable(name: str, tensor: Tensor) -> None:
+    """Raise unless the tensor is dense and has values."""
+    if tensor.layout is not torch.strided:
+        raise TypeError(f"{name} is a sparse tensor of layout {tensor.layout}; it takes a dense (strided) one")
+    if tensor.is_meta:
+        raise ValueError(f"{name} is on meta and holds no data; build the layout elsewhere, layout.to('meta') moves it")
+
+
+def check_int(name: str, value: object, *, least: int, most: int | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; it takes an int")
     if value < least:
         raise ValueError(f"{name} is {value}; it takes at least {least}")
+    if most is not None and value > most:
+        raise ValueError(f"{name} is {value}; it takes at most {most}")
 
 
-def _check_index_tensor(name: str, value: object) -> Tensor:
+def _check_index_tensor(name: str, value: object) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} is a {type(value).__name__}, not a tensor")
     if value.dtype != torch.int32:
         raise TypeError(f"{name} has dtype {value.dtype}, not torch.int32")
     if value.ndim != 1:
         raise ValueError(f"{name} has shape {tuple(value.shape)}; it takes one dim")
-    return value
 
 
-def _check_lists(name: str, lists: object, layout: BlockLayout) -> None:
+def _check_list_tensors(name: str, lists: object, layout: BlockLayout) -> None:
     if not isinstance(lists, BlockLists):
         raise TypeError(f"{name} is a {type(lists).__name__}, not BlockLists")
-    offsets = _check_index_tensor(f"{name}.offsets", lists.offsets)
-    indices = _check_index_tensor(f"{name}.indices", lists.indices)
+    for field in ("offsets", "indices"):
+        tensor = getattr(lists, field)
+        _check_index_tensor(f"{name}.{field}", tensor)
+        _check_device(f"{name}.{field}", tensor, layout)
+        check_readable(f"{name}.{field}", tensor)
+
+
+def _check_lists(name: str, lists: BlockLists, layout: BlockLayout) -> None:
+    offsets, indices = lists.offsets, lists.indices
     rows = layout.batch * layout.heads * layout.rows
-    if offsets.device != indices.device:
-        raise ValueError(f"{name}.indices is on {indices.device}, {name}.offsets on {offsets.device}; one device")
     if len(offsets) != rows + 1:
         raise ValueError(
             f"{name}.offsets has {len(offsets)} entries; batch {layout.batch} x heads {layout.heads} x "
@@ -79,7 +95,8 @@ def _check_indices(name: str, lists: BlockLists, columns: int) -> None:
     low, high = int(indices.min()), int(indices.max())
     if low < 0 or high >= columns:
         bad = low if low < 0 else high
-        raise ValueError(f"{name}.indices holds {bad}; block columns run from 0 to {columns - 1}")
+        allowed = f"block columns run from 0 to {columns - 1}" if columns else "kv_len 0 has no block column"
+        raise ValueError(f"{name}.indices holds {bad}; {allowed}")
     row = lists.row_of_each()
     same_row = row[1:] == row[:-1]
     for problem, found in (("repeats", indices[1:] == indices[:-1]), ("is out of order", indices[1:] < indices[:-1])):
@@ -121,20 +138,21 @@ def _check_band(band: object) -> None:
         raise TypeError(f"rule.band is {band!r}; it takes (left, right, diagonal)")
     for name, bound in zip(("left", "right"), band[:2]):
         if bound is not None:
-            _check_int(f"rule.band {name}", bound, least=0)
-    if isinstance(band[2], bool) or not isinstance(band[2], int):
-        raise TypeError(f"rule.band diagonal is {band[2]!r}; it takes an int")
+            check_int(f"rule.band {name}", bound, least=0, most=LARGEST)
+    check_int("rule.band diagonal", band[2], least=-LARGEST, most=LARGEST)
 
 
 def _check_segments(segments: object, layout: BlockLayout) -> None:
     if not isinstance(segments, tuple) or len(segments) != 2:
         raise TypeError("rule.segments takes a pair of integer tensors, ids of queries and of keys")
     for name, ids, length in zip(("queries", "keys"), segments, (layout.q_len, layout.kv_len)):
-        if not isinstance(ids, Tensor) or ids.dtype.is_floating_point or ids.dtype == torch.bool or ids.is_complex():
-            raise TypeError(f"rule.segments of the {name} is not an integer tensor")
+        if not isinstance(ids, Tensor) or ids.dtype not in ID_DTYPES:
+            found = getattr(ids, "dtype", type(ids).__name__)
+            raise TypeError(f"rule.segments of the {name} is {found}; it takes int8, int16, int32, int64 or uint8")
         if tuple(ids.shape) != (layout.batch, length):
             raise ValueError(f"rule.segments of the {name} has shape {tuple(ids.shape)}; it takes {(layout.batch, length)}")
         _check_device(f"rule.segments of the {name}", ids, layout)
+        check_readable(f"rule.segments of the {name}", ids)
 
 
 def _check_bits(bits: object, layout: BlockLayout) -> None:
@@ -144,8 +162,9 @@ def _check_bits(bits: object, layout: BlockLayout) -> None:
     if tuple(bits.shape) != shape:
         raise ValueError(f"rule.bits has shape {tuple(bits.shape)}; its partial blocks need {shape}")
     _check_device("rule.bits", bits, layout)
+    check_readable("rule.bits", bits)
 
 
 def _check_device(name: str, tensor: Tensor, layout: BlockLayout) -> None:
-    if tensor.device != layout.full.offsets.device:
-        raise ValueError(f"{name} is on {tensor.device}, the lists on {layout.full.offsets.device}; one device")
+    if tensor.device != layout.device:
+        raise ValueError(f"{name} is on {tensor.device}, full.offsets on {layout.device}; they need one device")

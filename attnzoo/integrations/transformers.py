@@ -65,14 +65,17 @@ def register(backends: Iterable[str] | None = None) -> dict[str, str]:
     known = registry.default()
     chosen = [AUTO, *known.names()] if backends is None else list(backends)
     known.require_known(chosen)
-    names = {backend: registered_name(backend) for backend in chosen}
-    for backend, name in names.items():
-        clash = [other for other, taken in names.items() if taken == name and other != backend]
-        if clash:
-            raise ValueError(f"backends {backend!r} and {clash[0]!r} would both be registered as {name!r}; name one of them in backends=")
+    owners: dict[str, str] = {}
+    for backend in chosen:
+        owner = owners.setdefault(registered_name(backend), backend)
+        if owner != backend:
+            raise ValueError(
+                f"backends {owner!r} and {backend!r} would both be {registered_name(backend)!r}; name one of them in backends="
+            )
+    for name, backend in owners.items():
         AttentionInterface.register(name, attention_function(backend))
         AttentionMaskInterface.register(name, mask_function)
-    return names
+    return {backend: name for name, backend in owners.items()}
 
 
 def mask_function(

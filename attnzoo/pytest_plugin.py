@@ -1,0 +1,181 @@
+"""The pytest plugin: options, parameters, devices and the verdict of the conformance kit.
+
+pytest loads this in every run of everybody who has attnzoo installed, so it imports neither torch nor the kit.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from attnzoo.testing.verdict import Verdicts
+
+PROFILES = ("quick", "deep")
+QUICK_CHUNKS, DEEP_CHUNKS = 10, 100
+STICKY_CUDA_ERRORS = (
+    "illegal memory access",
+    "device-side assert",
+    "misaligned address",
+    "unspecified launch failure",
+    "illegal instruction",
+    "hardware stack error",
+    "invalid program counter",
+)
+STICKY_EXIT_CODE = 17
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("attnzoo", "attnzoo: judge attention backends")
+    group.addoption("--attn-backend", action="append", metavar="NAME", help="backend to judge; may be repeated")
+    group.addoption("--attn-device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+    group.addoption("--attn-dtype", action="append", metavar="DTYPE", help="judge these dtypes only, such as float16")
+    group.addoption("--attn-profile", choices=PROFILES, default="quick", help="how many random problems (default: quick)")
+    group.addoption("--attn-seeds", metavar="FIRST:STOP", help="resume random problems: chunks FIRST to STOP - 1, of 100 problems each")
+    group.addoption("--attn-sample", metavar="N", type=int, help="a fixed sample of N cases, spread evenly")
+    group.addoption(
+        "--attn-known-failure",
+        action="append",
+        metavar="[BACKEND:]GLOB=REASON",
+        help="cases that are known to fail: strict xfails; may be repeated",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--attn-device").startswith("cuda"):
+        spread_gpus(config)
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(VerdictReporter(), "attnzoo-verdict")
+    elif config.getoption("--attn-device").startswith("cuda"):
+        config.pluginmanager.register(WorkerGuard(), "attnzoo-worker-guard")
+
+
+# Devices
+
+
+def spread_gpus(config: pytest.Config) -> None:
+    """Give each xdist worker another first GPU, the others behind it, before torch is initialised."""
+    worker = getattr(config, "workerinput", {}).get("workerid", "")
+    gpus = visible_gpus()
+    if worker.startswith("gw") and gpus:
+        first = int(worker[2:]) % len(gpus)
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[first:] + gpus[:first])
+
+
+def visible_gpus() -> list[str]:
+    """Those of CUDA_VISIBLE_DEVICES, else one for each device node of the driver."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is not None:
+        return [name.strip() for name in listed.split(",") if name.strip()]
+    nodes = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()]
+    return [str(place) for place in range(len(nodes))]
+
+
+class WorkerGuard:
+    """A sticky CUDA error spoils every later test of the process: report the test that hit it, then die, so that
+    xdist starts another worker in its place."""
+
+    def __init__(self) -> None:
+        self.is_spoilt = False
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        text = str(report.longrepr).lower() if report.failed else ""
+        self.is_spoilt = self.is_spoilt or ("cuda" in text and any(error in text for error in STICKY_CUDA_ERRORS))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_runtest_logfinish(self) -> None:
+        if self.is_spoilt:
+            os._exit(STICKY_EXIT_CODE)
+
+
+# Parameters
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    config = metafunc.config
+    if "attn_backend" in metafunc.fixturenames:
+        names = config.getoption("--attn-backend")
+        if not names:
+            raise pytest.UsageError("which backend? Give --attn-backend NAME, or several; `attnzoo list` shows them")
+        metafunc.parametrize("attn_backend", names, scope="session")
+    if "attn_case" in metafunc.fixturenames:
+        cases = chosen_cases(config)
+        metafunc.parametrize("attn_case", cases, ids=[case.id for case in cases])
+    if "attn_chunk" in metafunc.fixturenames:
+        metafunc.parametrize("attn_chunk", chosen_chunks(config))
+
+
+def chosen_cases(config: pytest.Config) -> list[Any]:
+    """The cases of the dtypes asked for, and of those the sample asked for, in order."""
+    from attnzoo.testing.cases import CASES
+
+    dtypes, size = config.getoption("--attn-dtype"), config.getoption("--attn-sample")
+    cases = [case for case in CASES if not dtypes or case.problem.dtype in dtypes]
+    if size is None or size >= len(cases):
+        return cases
+    return [cases[place * len(cases) // size] for place in range(size)]
+
+
+def chosen_chunks(config: pytest.Config) -> range:
+    """The chunks of random problems that this run draws."""
+    text = config.getoption("--attn-seeds")
+    if text is None:
+        return range(QUICK_CHUNKS if config.getoption("--attn-profile") == "quick" else DEEP_CHUNKS)
+    first, colon, stop = text.partition(":")
+    if not (colon and first.isdigit() and stop.isdigit()):
+        raise pytest.UsageError(f"--attn-seeds is {text!r}; it takes FIRST:STOP, two numbers of chunks")
+    return range(int(first), int(stop))
+
+
+@pytest.fixture
+def attn_device(request: pytest.FixtureRequest) -> str:
+    """The device that --attn-device names."""
+    return str(request.config.getoption("--attn-device"))
+
+
+@pytest.fixture
+def attn_profile(request: pytest.FixtureRequest) -> str:
+    """The profile that --attn-profile names."""
+    return str(request.config.getoption("--attn-profile"))
+
+
+# Verdict
+
+
+class VerdictReporter:
+    """Collects the reports of every worker; prints one verdict per backend and feature at the end."""
+
+    def __init__(self) -> None:
+        self.verdicts: Verdicts | None = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        record = dict(report.user_properties).get("attnzoo")
+        if not isinstance(record, dict) or report.when != "call":
+            return
+        from attnzoo.testing.verdict import Entry, Verdicts
+
+        self.verdicts = self.verdicts or Verdicts()
+        kind = str(record["kind"])
+        if report.failed:
+            kind = "failed"
+        elif hasattr(report, "wasxfail"):
+            kind = "known failure"
+        self.verdicts.add(Entry.of(record, kind))
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        if self.verdicts is None:
+            return
+        terminalreporter.section("attnzoo verdict")
+        for line in self.verdicts.lines():
+            terminalreporter.write_line(line, red="FAILED" in line)
+
+
+def pytest_report_header(config: pytest.Config) -> Iterator[str] | list[str]:
+    names = config.getoption("--attn-backend")
+    if not names:
+        return []
+    return [f"attnzoo: judging {', '.join(names)} on {config.getoption('--attn-device')}, profile {config.getoption('--attn-profile')}"]

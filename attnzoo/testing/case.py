@@ -1,0 +1,92 @@
+"""Case: a named problem and the check that judges it; run_case: what one backend makes of one case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from attnzoo.testing.failure import ConformanceError, NotApplicable
+from attnzoo.testing.problem import DTYPES, Problem
+
+if TYPE_CHECKING:
+    import torch
+
+    from attnzoo.testing.subject import Subject
+
+__all__ = ["Case", "Outcome", "run_case"]
+
+Check = Callable[["Subject", Problem, "torch.device"], "Outcome | None"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing asked of every backend.
+
+    Attributes:
+        family: "T01" to "T36", as docs/faults.md lists them.
+        name: what is special about it; `family-name` is the id, and is unique.
+        problem: judged by `check`, the name of a function of `attnzoo.testing.checks`.
+        required: may never be refused; its dtype is then one that the backend claims.
+        device: "cuda" where the case says something only there; "" for any.
+    """
+
+    family: str
+    name: str
+    problem: Problem
+    check: str = "accuracy"
+    required: bool = False
+    device: str = ""
+
+    @property
+    def id(self) -> str:
+        return f"{self.family}-{self.name}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a case that did not fail.
+
+    Attributes:
+        kind: "passed", "refused" or "not applicable".
+        reasons: the backend's own, or what the machine lacks.
+    """
+
+    kind: str
+    reasons: tuple[str, ...] = ()
+
+
+def run_case(subject: Subject, case: Case, device: str | torch.device) -> Outcome:
+    """Judge one case.
+
+    A backend that gives reasons against the problem must raise UnsupportedError with them; that is a refusal.
+
+    Raises:
+        ConformanceError: the backend broke the contract, or refused a required case.
+    """
+    import torch
+
+    from attnzoo.testing.checks import CHECKS
+    from attnzoo.testing.subject import Refused
+
+    device = torch.device(device)
+    if case.device and case.device != device.type:
+        return Outcome("not applicable", (f"needs a {case.device} device",))
+    problem = _in_claimed_dtype(subject, case)
+    try:
+        return CHECKS[case.check](subject, problem, device) or Outcome("passed")
+    except NotApplicable as reason:
+        return Outcome("not applicable", (str(reason),))
+    except Refused as refusal:
+        if case.required:
+            raise ConformanceError(f"{case.id} is required, but {subject.name} refuses it: {'; '.join(refusal.reasons)}") from refusal
+        if not refusal.reasons:
+            raise ConformanceError(f"{subject.name} refused {case.id} without a reason") from refusal
+        return Outcome("refused", refusal.reasons)
+
+
+def _in_claimed_dtype(subject: Subject, case: Case) -> Problem:
+    claimed = [dtype for dtype in ("float32", *DTYPES) if any(str(d) == f"torch.{dtype}" for d in subject.capabilities.dtypes)]
+    if not case.required or case.problem.dtype in claimed or not claimed:
+        return case.problem
+    return replace(case.problem, dtype=claimed[0])

@@ -1,0 +1,20 @@
+"""CASES: everything that the kit asks of a backend, in order. Imports no torch."""
+
+from __future__ import annotations
+
+from attnzoo.testing.case import Case
+from attnzoo.testing.cases import causal, claims
+
+__all__ = ["CASES", "case_named"]
+
+MODULES = (claims, causal)
+
+CASES: tuple[Case, ...] = tuple(case for module in MODULES for case in module.CASES)
+
+
+def case_named(case_id: str) -> Case:
+    """The case of that id; LookupError if there is none."""
+    for case in CASES:
+        if case.id == case_id:
+            return case
+    raise LookupError(f"no case is named {case_id!r}")

@@ -1,0 +1,166 @@
+"""The truth: attention and its gradients in float64, written out; shares no code with any backend.
+
+    S = softcap(scale Q K^T) + bias        P = exp(S - lse)            O = (P * Z) V
+    dV = (P * Z)^T dO     dP = Z * (dO V^T)     delta = rowsum(P * dP)     dS = P * (dP - delta + dlse)
+    dQ = scale dS' K      dK = scale dS'^T Q    dbias = dS, summed         dsink = P_sink (dlse - delta), summed
+
+Z is dropout's factor, dS' is dS times the derivative of the soft cap. Beside each result stand its two
+amounts, the result's formula with every product and sum taken in absolute value: what rounding may cost.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnzoo.testing.inputs import Call
+from attnzoo.testing.rules import allowed_pairs, dropout_factor
+
+__all__ = ["Results", "Truth", "solve", "sum_to"]
+
+ABSORBS = 2.0**26  # a bias beyond this swallows an ordinary score whole: no rounding is left to forgive
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """What a call gives: `o`, the lse where asked for, and a gradient for each input that needs one."""
+
+    o: Tensor
+    lse: Tensor | None
+    grads: dict[str, Tensor]
+
+    def named(self) -> dict[str, Tensor]:
+        """`o` and the gradients as `dq`, `dk`, ..."""
+        return {"o": self.o} | {f"d{name}": gradient for name, gradient in self.grads.items()}
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """Attributes:
+    results: in float64; the lse always there.
+    amounts: name -> (A, A') as `F(r) = eps(dtype)/4 * r(A) + 2 * eps(fp32) * r(A')` takes them.
+    empty_rows: `(B, Hq, Sq)`, True where a row sees no key.
+    """
+
+    results: Results
+    amounts: dict[str, tuple[Tensor, Tensor]]
+    empty_rows: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _State:
+    """The intermediate tensors, all float64, k and v repeated to the heads of q."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    p: Tensor
+    p_sink: Tensor
+    slope: Tensor
+    dropout: Tensor
+    scale: float
+    group: int
+
+
+def solve(call: Call) -> Truth:
+    """Forward and the gradients that the call asks for."""
+    with torch.no_grad():
+        state, lse, empty_rows, condition = _forward(call)
+        o = (state.p * state.dropout) @ state.v
+        amounts = {"o": tuple((p * state.dropout) @ state.v.abs() for p in (state.p, state.p * condition))}
+        grads: dict[str, Tensor] = {}
+        if call.grads:
+            grads = _backward(call, state, state.p, state.p_sink, absolute=False)
+            sink_condition = 1 + _finite_sinks(call, state).abs()
+            first = _backward(call, state, state.p, state.p_sink, absolute=True)
+            second = _backward(call, state, state.p * condition, state.p_sink * sink_condition, absolute=True)
+            amounts |= {f"d{name}": (first[name], second[name]) for name in grads}
+        return Truth(Results(o, lse, grads), amounts, empty_rows)  # type: ignore[arg-type]
+
+
+def _forward(call: Call) -> tuple[_State, Tensor, Tensor, Tensor]:
+    q, k, v = (t.detach().double() for t in (call.q, call.k, call.v))
+    group = q.shape[1] // k.shape[1] if k.shape[1] else 1
+    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    scale = call.options.get("scale")
+    if scale is None:
+        scale = q.shape[-1] ** -0.5 if q.shape[-1] else 1.0
+    raw = scale * (q @ k.mT)
+    condition = 1 + abs(scale) * (q.abs() @ k.abs().mT)
+    cap = call.options.get("softcap")
+    capped = raw if cap is None else cap * torch.tanh(raw / cap)
+    slope = torch.ones_like(raw) if cap is None else 1 - torch.tanh(raw / cap) ** 2
+    allowed = allowed_pairs(call)
+    scores = capped
+    if "bias" in call.options:
+        bias = call.options["bias"].detach().double().masked_fill(call.options["bias"].detach() == -torch.inf, 0.0)
+        scores = capped + bias
+        condition = condition + bias.abs().masked_fill(bias.abs() > ABSORBS, 0.0)
+    p, p_sink, lse = _softmax(scores, allowed, _sinks(call))
+    dropout = dropout_factor(call)
+    state = _State(q, k, v, p, p_sink, slope, torch.ones_like(p) if dropout is None else dropout, scale, group)
+    return state, lse, ~allowed.any(-1), condition
+
+
+def _softmax(scores: Tensor, allowed: Tensor, sink: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """P, the sink's share, and the lse; 0, 0 and -inf in a row with neither key nor sink."""
+    masked = scores.masked_fill(~allowed, -torch.inf)
+    if sink is None:
+        sink = scores.new_full((scores.shape[1],), -torch.inf)
+    column = sink.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+    logits = torch.cat([masked, column], -1)
+    top = logits.amax(-1, keepdim=True)
+    top = top.masked_fill(top == -torch.inf, 0.0)
+    weights = torch.exp(logits - top)
+    total = weights.sum(-1, keepdim=True)
+    share = weights / total.masked_fill(total == 0, 1.0)
+    return share[..., :-1], share[..., -1], (top + total.log())[..., 0]
+
+
+def _sinks(call: Call) -> Tensor | None:
+    return call.options["sinks"].detach().double() if "sinks" in call.options else None
+
+
+def _finite_sinks(call: Call, state: _State) -> Tensor:
+    sinks = _sinks(call)
+    if sinks is None:
+        return state.q.new_zeros(1)
+    return sinks.masked_fill(sinks == -torch.inf, 0.0)[None, :, None]
+
+
+def _backward(call: Call, state: _State, p: Tensor, p_sink: Tensor, *, absolute: bool) -> dict[str, Tensor]:
+    """The gradients; with `absolute`, the same formulas with every term's absolute value, added up."""
+
+    def size(tensor: Tensor) -> Tensor:
+        return tensor.abs() if absolute else tensor
+
+    sign = 1.0 if absolute else -1.0
+    grad_o = state.q.new_zeros(*state.q.shape[:3], state.v.shape[3]) if call.grad_o is None else size(call.grad_o.double())
+    grad_lse = state.q.new_zeros(state.q.shape[:3]) if call.grad_lse is None else size(call.grad_lse.double())
+    q, k, v, scale = size(state.q), size(state.k), size(state.v), abs(state.scale) if absolute else state.scale
+    dp = state.dropout * (grad_o @ v.mT)
+    delta = (p * dp).sum(-1)
+    ds = p * (dp + (sign * delta + grad_lse)[..., None])
+    raw = ds * state.slope
+    made = {
+        "q": lambda: scale * (raw @ k),
+        "k": lambda: _sum_groups(scale * (raw.mT @ q), state.group),
+        "v": lambda: _sum_groups((p * state.dropout).mT @ grad_o, state.group),
+        "bias": lambda: sum_to(ds, call.options["bias"].shape),
+        "sinks": lambda: (p_sink * (grad_lse + sign * delta)).sum((0, 2)),
+    }
+    return {name: made[name]() for name in call.grads}
+
+
+def _sum_groups(tensor: Tensor, group: int) -> Tensor:
+    batch, heads, length, dim = tensor.shape
+    return tensor.view(batch, heads // group, group, length, dim).sum(2)
+
+
+def sum_to(tensor: Tensor, shape: torch.Size) -> Tensor:
+    """Sum the dims that `shape` was broadcast over."""
+    wide = (1,) * (tensor.ndim - len(shape)) + tuple(shape)
+    dims = [place for place, size in enumerate(wide) if size == 1 and tensor.shape[place] != 1]
+    return (tensor.sum(dims, keepdim=True) if dims else tensor).reshape(shape)

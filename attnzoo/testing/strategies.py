@@ -1,0 +1,171 @@
+"""Random whole problems: hypothesis draws them, shrinks a failure, and prints the line that repeats it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis import strategies as st
+
+from attnzoo.testing.case import Case, run_case
+from attnzoo.testing.failure import ConformanceError
+from attnzoo.testing.problem import DTYPES, Blocks, Problem, Segments, Sinks, Table
+
+if TYPE_CHECKING:
+    from attnzoo.testing.subject import Subject
+
+__all__ = ["problems", "run_random_problems"]
+
+QUICK_EXAMPLES, DEEP_EXAMPLES = 20, 100
+LENGTHS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 80, 97, 127, 128, 129, 150)
+HEAD_DIMS = (1, 2, 5, 8, 16, 24, 32, 40, 64, 72, 80, 96, 128)
+STORAGES = (
+    "contiguous",
+    "bshd",
+    "sbhd",
+    "packed",
+    "slack",
+    "odd_rows",
+    "step",
+    "step_heads",
+    "last_dim",
+    "expand_batch",
+    "expand_heads",
+    "expand_length",
+)
+TABLE_STORAGES = ("contiguous", "slack", "odd_rows", "last_dim", "expand_batch", "expand_heads")
+GRAD_STORAGES = ("contiguous", "bshd", "slack", "last_dim", "expand_batch", "sum", "row", "transpose")
+MASK_KINDS = ("random", "sparse", "all", "none", "empty_rows", "padding", "left_padding", "triangle", "one_key", "checker")
+BIAS_KINDS = ("random", "zeros", "alibi", "minus_inf", "minus_inf_rows", "min")
+LAYOUT_KINDS = ("random", "all", "none", "diagonal", "empty_rows", "empty_columns", "causal", "pairs", "all_partial", "band_rule")
+ALL_FEATURES = frozenset(
+    ("causal", "top_left", "bottom_right", "window", "mask", "bias", "bias_grad", "segments", "layout", "softcap", "sinks")
+    + ("dropout", "lse", "deterministic", "grouped_heads", "value_dim")
+)
+
+
+@st.composite
+def problems(
+    draw: st.DrawFn, *, features: frozenset[str] = ALL_FEATURES, dtypes: tuple[str, ...] = DTYPES, head_dims: tuple[int, int] = (1, 128)
+) -> Problem:
+    """Problems that need no feature beyond those given; simpler ones come first when shrinking."""
+
+    def wants(feature: str) -> bool:
+        return feature in features and draw(st.booleans())
+
+    sizes = _sizes(draw, features, head_dims)
+    is_skewed = sizes["kv_len"] != sizes["q_len"]
+    made: dict[str, Any] = {**sizes, "dtype": draw(st.sampled_from(dtypes))}
+    made |= _band(draw, features, is_skewed)
+    if wants("mask"):
+        made["mask"] = Table(draw(st.sampled_from(MASK_KINDS)), draw(_dims()), storage=draw(st.sampled_from(TABLE_STORAGES)))
+    if wants("bias"):
+        dtype = draw(st.sampled_from((None, "float32")))
+        made["bias"] = Table(draw(st.sampled_from(BIAS_KINDS)), draw(_dims()), storage=draw(st.sampled_from(TABLE_STORAGES)), dtype=dtype)
+    if wants("segments"):
+        made["segments"] = Segments(draw(st.sampled_from(("documents", "single", "disjoint", "negative", "interleaved", "some_empty"))))
+    if wants("layout"):
+        block = draw(st.sampled_from(((16, 16), (32, 16), (16, 32), (64, 64), (128, 128), (20, 24))))
+        made["layout"] = Blocks(draw(st.sampled_from(LAYOUT_KINDS)), block, draw(st.sampled_from(("11", "b1", "1h", "bh"))))
+    if wants("softcap"):
+        made["softcap"] = draw(st.sampled_from((0.5, 5.0, 50.0)))
+    if wants("sinks"):
+        made["sinks"] = Sinks(draw(st.sampled_from(("random", "zeros", "minus_inf", "some_minus_inf", "large"))))
+    if wants("dropout"):
+        made |= {"dropout_p": draw(st.sampled_from((0.1, 0.5, 0.9))), "dropout_seed": draw(st.integers(0, 2**64 - 1))}
+    made["scale"] = draw(st.sampled_from((None, 1.0, 0.0, -0.125, 0.3)))
+    made["deterministic"] = wants("deterministic")
+    made["storage"] = tuple(draw(st.sampled_from(STORAGES)) for _ in range(3))
+    made["offset"] = draw(st.sampled_from((0, 1, 3, 8)))
+    made |= _gradients(draw, features, made)
+    return Problem(**made, seed=draw(st.integers(0, 999)))
+
+
+def _sizes(draw: st.DrawFn, features: frozenset[str], head_dims: tuple[int, int]) -> dict[str, int]:
+    dims = [dim for dim in HEAD_DIMS if head_dims[0] <= dim <= head_dims[1]] or [head_dims[0]]
+    q_len = draw(st.sampled_from(LENGTHS))
+    head_dim = draw(st.sampled_from(dims))
+    kv_heads = draw(st.integers(1, 3))
+    group = draw(st.sampled_from((1, 2, 3))) if "grouped_heads" in features else 1
+    return {
+        "batch": draw(st.integers(1, 3)),
+        "q_heads": kv_heads * group,
+        "kv_heads": kv_heads,
+        "q_len": q_len,
+        "kv_len": draw(st.one_of(st.just(q_len), st.sampled_from(LENGTHS))),
+        "head_dim": head_dim,
+        "value_dim": draw(st.one_of(st.just(head_dim), st.sampled_from(dims))) if "value_dim" in features else head_dim,
+    }
+
+
+def _band(draw: st.DrawFn, features: frozenset[str], is_skewed: bool) -> dict[str, Any]:
+    """causal, window and align, as far as they are served."""
+    aligns = [align for align in ("top_left", "bottom_right") if align in features]
+    if is_skewed and not aligns:
+        return {}
+    made: dict[str, Any] = {"align": draw(st.sampled_from(aligns)) if is_skewed else None}
+    if ("causal" in features or is_skewed) and draw(st.booleans()):
+        made["causal"] = True
+    if "window" in features and draw(st.booleans()):
+        bound = st.one_of(st.none(), st.sampled_from((0, 1, 5, 16, 64, 200)))
+        made["window"] = (draw(bound), draw(bound))
+    return made
+
+
+def _dims() -> st.SearchStrategy[str]:
+    full = st.tuples(*[st.sampled_from((letter, "1")) for letter in "bhqk"]).map("".join)
+    return st.one_of(st.just("bhqk"), full, st.sampled_from(("qk", "1k", "q1")))
+
+
+def _gradients(draw: st.DrawFn, features: frozenset[str], made: dict[str, Any]) -> dict[str, Any]:
+    """Which inputs need a gradient, what the loss reads, and how the gradient of o lies in memory."""
+    inputs = ["q", "k", "v"]
+    if "bias" in made and "bias_grad" in features:
+        inputs.append("bias")
+    if "sinks" in made:
+        inputs.append("sinks")
+    grads = tuple(name for name in inputs if draw(st.booleans()))
+    has_lse = "lse" in features and draw(st.booleans())
+    return {
+        "grads": grads,
+        "return_lse": has_lse,
+        "loss": draw(st.sampled_from(("o", "lse", "o+lse"))) if has_lse and grads else "o",
+        "grad_storage": draw(st.sampled_from(GRAD_STORAGES)) if grads else "contiguous",
+    }
+
+
+def claimed_problems(subject: Subject) -> st.SearchStrategy[Problem]:
+    """Problems within what a backend claims."""
+    claims = subject.capabilities
+    features = ALL_FEATURES & claims.forward & claims.backward
+    dtypes = tuple(dtype for dtype in DTYPES if any(str(d) == f"torch.{dtype}" for d in claims.dtypes))
+    return problems(features=features, dtypes=dtypes, head_dims=(claims.head_dims[0], min(128, claims.head_dims[1])))
+
+
+def run_random_problems(subject: Subject, device: str, *, profile: str, chunk: int) -> None:
+    """The problems of one chunk, the same ones every time.
+
+    Raises:
+        ConformanceError: with the shrunk problem, and the line that repeats it.
+    """
+    examples = QUICK_EXAMPLES if profile == "quick" else DEEP_EXAMPLES
+
+    @seed(chunk)
+    @settings(
+        max_examples=examples,
+        database=None,
+        deadline=None,
+        print_blob=False,
+        verbosity=Verbosity.quiet,
+        phases=(Phase.generate, Phase.shrink),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(claimed_problems(subject))
+    def check(problem: Problem) -> None:
+        try:
+            run_case(subject, Case("T00", "random", problem), device)
+        except Exception as error:
+            line = problem.reproduction(subject.name, device=device)
+            raise ConformanceError(f"{type(error).__name__}: {error}\nrepeat: {line}") from error
+
+    check()

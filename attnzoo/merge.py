@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -40,18 +40,33 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
 
 
 def _checked(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[list[Tensor], list[Tensor]]:
+    if not isinstance(parts, Iterable):
+        raise TypeError(f"parts is a {type(parts).__name__}; merge takes a sequence of (o, lse)")
     parts = list(parts)
     if not parts:
         raise ValueError("parts is empty; merge takes at least one (o, lse)")
     for place, part in enumerate(parts):
-        if not isinstance(part, (tuple, list)) or len(part) != 2 or not all(isinstance(t, Tensor) for t in part):
-            raise TypeError(f"parts[{place}] is {type(part).__name__}; it takes a pair of tensors (o, lse)")
-        o, lse = part
-        if o.ndim != 4 or o.shape[:-1] != lse.shape:
-            raise ValueError(f"parts[{place}] has o {tuple(o.shape)} and lse {tuple(lse.shape)}; they take (B, H, S, D) and (B, H, S)")
-        if o.shape != parts[0][0].shape or o.dtype != parts[0][0].dtype or o.device != parts[0][0].device:
-            raise ValueError(
-                f"parts[{place}] has o {tuple(o.shape)} {o.dtype} on {o.device}, parts[0] has "
-                f"{tuple(parts[0][0].shape)} {parts[0][0].dtype} on {parts[0][0].device}; they need to be alike"
-            )
+        _check_part(f"parts[{place}]", part)
+        if _kind(part) != _kind(parts[0]):
+            raise ValueError(f"parts[{place}] has {_kind(part)}, parts[0] has {_kind(parts[0])}; they need to be alike")
     return [o for o, _ in parts], [lse for _, lse in parts]
+
+
+def _check_part(name: str, part: object) -> None:
+    if not isinstance(part, (tuple, list)):
+        raise TypeError(f"{name} is a {type(part).__name__}; it takes a pair of tensors (o, lse)")
+    if len(part) != 2 or not all(isinstance(tensor, Tensor) for tensor in part):
+        raise TypeError(f"{name} is a {type(part).__name__} of {len(part)}; it takes a pair of tensors (o, lse)")
+    o, lse = part
+    if not (o.is_floating_point() and lse.is_floating_point()):
+        raise TypeError(f"{name} has {_kind(part)}; o and lse take float dtypes")
+    if o.ndim != 4 or o.shape[:-1] != lse.shape:
+        raise ValueError(f"{name} has o {tuple(o.shape)} and lse {tuple(lse.shape)}; they take (B, H, S, D) and (B, H, S)")
+    if o.device != lse.device:
+        raise ValueError(f"{name} has {_kind(part)}; they need one device")
+
+
+def _kind(part: Sequence[Tensor]) -> str:
+    """What the parts of one merge have in common."""
+    o, lse = part
+    return f"o {tuple(o.shape)} {o.dtype} on {o.device}, lse {lse.dtype} on {lse.device}"

@@ -206,9 +206,11 @@ def _default_choice() -> Choice:
     return _preferred.get() or AUTO
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
 def _load(choice: Choice) -> bool:
     """Import what stands behind a choice: here, outside of what torch.compile traces."""
     known = registry.default()
     known.load(known.order(choice))
     return True
+
+
+_load._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, which imports all of Dynamo

@@ -1,0 +1,75 @@
+"""flash: exact FlashAttention in portable Triton, forward and recomputing backward."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+
+import torch
+from torch import Tensor
+
+from attnzoo.backend import FEATURES, Capabilities
+from attnzoo.backends.recompute import Gradients, RecomputingBackend, empty_output
+from attnzoo.inputs import AttentionInputs
+from attnzoo.spec import AttentionSpec
+
+LOWEST_CAPABILITY = (8, 0)
+LONGEST = 2**29  # positions and their sums are int32 in the kernels
+INTERPRET = "TRITON_INTERPRET"
+
+
+class Flash(RecomputingBackend):
+    """Tiles of queries stay on chip while keys and values stream past; only o and the lse are kept.
+
+    Needs Triton and a CUDA device of capability 8.0 or later. With TRITON_INTERPRET=1 it takes CPU tensors
+    instead and runs in Triton's interpreter, which is for tests.
+    """
+
+    name = "flash"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.is_interpreted = os.environ.get(INTERPRET) == "1"
+        features = frozenset(FEATURES) - {"layout"}
+        self.capabilities = Capabilities(
+            devices=frozenset({"cpu" if self.is_interpreted else "cuda"}),
+            dtypes=frozenset({torch.float16, torch.bfloat16, torch.float32}),
+            head_dims=(1, 256),
+            forward=features - {"double_backward"},
+            backward=features,
+        )
+
+    def unsupported_reasons(self, spec: AttentionSpec) -> list[str]:
+        reasons = super().unsupported_reasons(spec)
+        longest = max(spec.q_len, spec.kv_len)
+        if longest > LONGEST:
+            reasons.append(f"a length is {longest}, it takes at most {LONGEST}")
+        return [*reasons, *machine_reasons(spec.device)]
+
+    def forward(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+        from attnzoo.backends.triton.launchers import forward
+
+        return forward(spec, inputs, empty_output(spec, inputs.q))
+
+    def backward(
+        self, spec: AttentionSpec, inputs: AttentionInputs, o: Tensor, lse: Tensor, grad_o: Tensor, grad_lse: Tensor | None
+    ) -> Gradients:
+        from attnzoo.backends.triton.launchers import backward
+
+        return Gradients(**backward(spec, inputs, o, lse, grad_o, grad_lse))
+
+
+@torch.compiler.assume_constant_result
+def machine_reasons(device: torch.device) -> list[str]:
+    """Why Triton can't run on this machine's device, and what to do."""
+    if importlib.util.find_spec("triton") is None:
+        return ["triton is not installed: pip install 'attnzoo[triton]' (Linux)"]
+    if device.type != "cuda":
+        return []
+    if torch.version.hip is not None:
+        return [f"this is a ROCm build of torch ({torch.version.hip}), it takes CUDA"]
+    capability = torch.cuda.get_device_capability(device)
+    if capability < LOWEST_CAPABILITY:
+        found, least = [".".join(map(str, version)) for version in (capability, LOWEST_CAPABILITY)]
+        return [f"{device} has compute capability {found}, it takes {least} or later: name another backend, such as 'tiled'"]
+    return []

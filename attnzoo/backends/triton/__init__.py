@@ -1,0 +1,1 @@
+"""The portable Triton kernels of `flash`: helpers in `tiles`, one file a kernel, tile sizes in `table`."""

@@ -1,0 +1,149 @@
+"""backward_keys_kernel: dK and dV of a tile of keys, past which the queries of its head group stream."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnzoo.backends.triton.launch import Kernel
+from attnzoo.backends.triton.problem import Problem, is_wide, strided
+from attnzoo.backends.triton.tiles import (
+    dot,
+    dropout_tile,
+    exp_above,
+    head_of,
+    load_lse,
+    load_rows,
+    place,
+    score_tile,
+    segment_walk,
+    store_rows,
+    visible,
+)
+
+
+@triton.jit
+def backward_keys_kernel(
+    q,
+    k,
+    v,
+    grad_o,
+    grad_k,
+    grad_v,
+    lse_ptr,
+    delta_ptr,
+    mask,
+    bias,
+    segments,
+    dropout,
+    sizes,
+    band,
+    scale,
+    softcap,
+    grad_scale,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    FIRST_PHASE: tl.constexpr,
+    FOLDED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """`dV = P^T dO` and `dK = scale dS^T Q`, with `P = exp(S - lse)` and `dS = P (dO V^T - delta)`.
+
+    Tiles are keys by queries, so that P^T and dS^T are operands as they stand. Tensors: as in the forward;
+    grad_k, grad_v like k and v, either may be None; lse, delta `(B, Hq, Sq)` fp32. One program a tile of keys
+    of one kv head; it walks all query heads of the group, and nothing is added to memory that others write.
+    """
+    batches, q_heads, group, q_len, kv_len, wave = sizes
+    lengths = (q_len, kv_len)
+    left, right, diagonal = band
+    kv_heads = q_heads // group
+    tile, batch, kv_head = place(tl.program_id(0), tl.cdiv(kv_len, BLOCK_N), kv_heads, batches * kv_heads, wave)
+    column = tile * BLOCK_N
+    j = (column + tl.arange(0, BLOCK_N))[:, None]
+    k_head, k_row = head_of(k, batch, kv_head)
+    v_head, v_row = head_of(v, batch, kv_head)
+    k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, BLOCK_N, True, WIDE)  # (BLOCK_N, D)
+    v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, BLOCK_N, True, WIDE)  # (BLOCK_N, Dv)
+    dk = tl.zeros([BLOCK_N, max(16, triton.next_power_of_2(HEAD_DIM))], tl.float32)
+    dv = tl.zeros([BLOCK_N, max(16, triton.next_power_of_2(VALUE_DIM))], tl.float32)
+
+    bounds = visible(column, tl.minimum(column + BLOCK_N, kv_len) - 1, q_len, right, left, -diagonal, BLOCK_M)
+    start, stop = bounds[0], bounds[3]
+    if segments is not None:
+        start, stop = segment_walk(segments[7], kv_len, segments[6], q_len, batch, column, column + BLOCK_N - 1, start, stop, BLOCK_M)
+    for member in range(0, group):
+        head = kv_head * group + member
+        q_head, q_row = head_of(q, batch, head)
+        g_head, g_row = head_of(grad_o, batch, head)
+        first_row = (batch * q_heads + head) * q_len
+        for phase in tl.static_range(FIRST_PHASE, 3):
+            begin = bounds[phase] if phase > FIRST_PHASE else start
+            end = bounds[phase + 1] if phase < 2 else stop
+            for row in tl.range(begin, end, BLOCK_M):
+                rows = row + tl.arange(0, BLOCK_M)
+                i = rows[None, :]
+                q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, BLOCK_M, phase != 1, WIDE)
+                product = dot(k_tile, tl.trans(q_tile), None, PRECISION)
+                s, slope = score_tile(
+                    product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
+                )  # (BLOCK_N, BLOCK_M)
+                p = exp_above(s, load_lse(lse_ptr + first_row, rows, q_len, FOLDED)[None, :], scale, FOLDED)
+                g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, BLOCK_M, phase != 1, WIDE)
+                dp = dot(v_tile, tl.trans(g_tile), None, PRECISION)  # (BLOCK_N, BLOCK_M)
+                kept_p = p
+                if dropout is not None:
+                    kept = tl.trans(dropout_tile(dropout, batch, head, rows[:, None], column, BLOCK_N))
+                    kept_p = tl.where(kept, p * dropout[2], 0.0)
+                    dp = tl.where(kept, dp * dropout[2], 0.0)
+                if grad_v is not None:
+                    dv = dot(kept_p.to(g_tile.dtype), g_tile, dv, PRECISION)
+                if grad_k is not None:
+                    delta = tl.load(delta_ptr + first_row + rows, mask=rows < q_len, other=0.0)
+                    ds = p * (dp - delta[None, :]) * slope
+                    dk = dot(ds.to(q_tile.dtype), q_tile, dk, PRECISION)
+
+    if grad_k is not None:
+        dk_head, dk_row = head_of(grad_k, batch, kv_head)
+        store_rows(dk_head, dk_row, column, kv_len, dk * grad_scale, HEAD_DIM, BLOCK_N, WIDE)
+    if grad_v is not None:
+        dv_head, dv_row = head_of(grad_v, batch, kv_head)
+        store_rows(dv_head, dv_row, column, kv_len, dv, VALUE_DIM, BLOCK_N, WIDE)
+
+
+KERNEL = Kernel(backward_keys_kernel)
+
+
+def backward_keys(problem: Problem, grad_o: Tensor, lse: Tensor, delta: Tensor, grad_k: Tensor | None, grad_v: Tensor | None) -> None:
+    """Fill `grad_k` and `grad_v`, either of which may be None."""
+    spec, tile = problem.spec, problem.tile("backward_keys")
+    outputs = {"grad_k": None if grad_k is None else strided(grad_k), "grad_v": None if grad_v is None else strided(grad_v)}
+    tensors = {"q": problem.q, "k": problem.k, "v": problem.v, "grad_o": strided(grad_o), "bias": problem.bias, **outputs}
+    wide = is_wide(*[tensor for name, tensor in tensors.items() if tensor is not None and name != "bias"])
+    constants = {**problem.constants(tile, FIRST_PHASE=problem.query_phase), "WIDE": wide}
+    kv_heads = spec.q_heads // spec.group
+    streamed = spec.q_len * (spec.head_dim + spec.value_dim) * grad_o.element_size() * spec.group
+    arguments = (
+        problem.q,
+        problem.k,
+        problem.v,
+        tensors["grad_o"],
+        outputs["grad_k"],
+        outputs["grad_v"],
+        lse,
+        delta,
+        problem.mask,
+        problem.bias,
+        problem.segments,
+        problem.dropout,
+        problem.sizes(streamed, kv_heads),
+        problem.band,
+        problem.scale,
+        problem.softcap,
+        spec.scale,
+    )
+    variant = problem.variant(tile, constants, tensors, grad_k is None, grad_v is None)
+    KERNEL.launch(spec.batch * kv_heads * -(-spec.kv_len // tile.block_n), arguments, constants, variant)

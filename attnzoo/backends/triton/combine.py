@@ -1,0 +1,64 @@
+"""combine_kernel: the result of a split forward from its shares."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnzoo.backends.triton.launch import Kernel
+from attnzoo.backends.triton.problem import Problem, strided
+from attnzoo.backends.triton.table import Tile
+
+
+@triton.jit
+def combine_kernel(
+    parts_ptr,
+    part_lse_ptr,
+    o,
+    lse_ptr,
+    sizes,
+    splits,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SPLITS: tl.constexpr,
+):
+    """`lse = ln sum_s exp(lse_s)` and `O = sum_s exp(lse_s - lse) O_s`.
+
+    Tensors: parts `(splits, B, Hq, Sq, Dv)` and their lse `(splits, B, Hq, Sq)`, fp32; o `(B, Hq, Sq, Dv)`.
+    One program a row; at most BLOCK_SPLITS splits.
+    """
+    q_heads, q_len, rows = sizes
+    row = tl.program_id(0).to(tl.int64)
+    split = tl.arange(0, BLOCK_SPLITS)
+    part_lse = tl.load(part_lse_ptr + split.to(tl.int64) * rows + row, mask=split < splits, other=-float("inf"))
+    pivot = tl.max(part_lse, 0)
+    pivot = tl.where(pivot == -float("inf"), 0.0, pivot)  # finite: a row with no key would give nan
+    weights = tl.exp(part_lse - pivot)
+    total = tl.sum(weights, 0)
+    divisor = tl.where(total == 0.0, 1.0, total)
+    lse = tl.where(total == 0.0, -float("inf"), pivot + tl.log(divisor))
+    dims = tl.arange(0, max(16, triton.next_power_of_2(VALUE_DIM)))
+    addresses = parts_ptr + (split.to(tl.int64)[:, None] * rows + row) * VALUE_DIM + dims[None, :]
+    parts = tl.load(addresses, mask=(split < splits)[:, None] & (dims < VALUE_DIM)[None, :], other=0.0)
+    combined = tl.sum(parts * weights[:, None], 0) / divisor
+    o_ptr, o_batch, o_head, o_row = o
+    batch, head, query = row // q_len // q_heads, row // q_len % q_heads, row % q_len
+    target = o_ptr + batch * o_batch + head * o_head + query * o_row
+    tl.store(target + dims, combined.to(o_ptr.dtype.element_ty), mask=dims < VALUE_DIM)
+    tl.store(lse_ptr + row, lse)
+
+
+KERNEL = Kernel(combine_kernel)
+MOST_SPLITS = 128
+
+
+def combine(problem: Problem, parts: Tensor, part_lse: Tensor, o: Tensor, lse: Tensor) -> None:
+    """Fill `o` and `lse` from parts `(splits, B, Hq, Sq, Dv)` and `(splits, B, Hq, Sq)`."""
+    spec, splits = problem.spec, parts.shape[0]
+    block = 1 << (splits - 1).bit_length()
+    tile = Tile(1, 1, 4 if block * spec.value_dim <= 2**14 else 8, 1)
+    constants = {"VALUE_DIM": spec.value_dim, "BLOCK_SPLITS": block}
+    tensors = {"o": strided(o)}
+    rows = spec.batch * spec.q_heads * spec.q_len
+    arguments = (parts, part_lse, tensors["o"], lse, (spec.q_heads, spec.q_len, rows), splits)
+    KERNEL.launch(rows, arguments, constants, problem.variant(tile, constants, tensors))

@@ -1,0 +1,147 @@
+"""split_kernel: the forward of few queries, whose keys are split among programs."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from attnzoo.backends.triton.launch import Kernel
+from attnzoo.backends.triton.problem import Problem, is_wide, strided
+from attnzoo.backends.triton.table import Tile
+from attnzoo.backends.triton.tiles import (
+    dot,
+    dropout_tile,
+    head_of,
+    load_rows,
+    log_sum_exp,
+    online_softmax,
+    score_tile,
+    segment_walk,
+    visible,
+)
+
+
+@triton.jit
+def split_kernel(
+    q,
+    k,
+    v,
+    o,
+    lse_ptr,
+    mask,
+    bias,
+    segments,
+    sinks_ptr,
+    dropout,
+    sizes,
+    splits,
+    band,
+    scale,
+    softcap,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    FIRST_PHASE: tl.constexpr,
+    FOLDED: tl.constexpr,
+    PRECISION: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """The forward over one of `splits` shares of the keys, each key read once for all heads of its group.
+
+    The rows of a tile are queries times the heads of a group, heads running faster. Tensors: as in the forward,
+    but o `(splits, B, Hq, Sq, Dv)` and lse `(splits, B, Hq, Sq)`, which are the result itself if splits is 1.
+    """
+    batches, q_heads, group, q_len, kv_len, _ = sizes
+    lengths = (q_len, kv_len)
+    left, right, diagonal = band
+    program = tl.program_id(0)
+    split = (program % splits).to(tl.int64)
+    tiles = tl.cdiv(q_len * group, BLOCK_M)
+    row = program // splits % tiles * BLOCK_M
+    flat = (program // splits // tiles).to(tl.int64)
+    kv_heads = q_heads // group
+    batch, kv_head = flat // kv_heads, flat % kv_heads
+    rows = row + tl.arange(0, BLOCK_M)
+    in_range = rows < q_len * group
+    queries = rows // group
+    i = queries[:, None]
+    heads = kv_head * group + rows % group
+    q_ptr, q_batch, q_head, q_row = q
+    dims = tl.arange(0, max(16, triton.next_power_of_2(HEAD_DIM)))[None, :]
+    q_rows = q_ptr + batch * q_batch + heads * q_head + queries.to(tl.int64) * q_row
+    q_tile = tl.load(q_rows[:, None] + dims, mask=in_range[:, None] & (dims < HEAD_DIM), other=0.0)  # (BLOCK_M, D)
+    k_head, k_row = head_of(k, batch, kv_head)
+    v_head, v_row = head_of(v, batch, kv_head)
+
+    m_i = tl.full([BLOCK_M], -float("inf"), tl.float32)
+    l_i = tl.zeros([BLOCK_M], tl.float32)
+    if sinks_ptr is not None:  # a key with this score and no value, which belongs to the first split
+        sink = tl.load(sinks_ptr + heads, mask=in_range & (split == 0), other=-float("inf")).to(tl.float32)
+        m_i = tl.maximum(m_i, sink)
+        l_i = tl.where(sink == -float("inf"), 0.0, 1.0)
+    acc = tl.zeros([BLOCK_M, max(16, triton.next_power_of_2(VALUE_DIM))], tl.float32)
+
+    first, last = row // group, (tl.minimum(row + BLOCK_M, q_len * group) - 1) // group
+    bounds = visible(first, last, kv_len, left, right, diagonal, BLOCK_N)
+    start, stop = bounds[0], bounds[3]
+    if segments is not None:
+        start, stop = segment_walk(segments[6], q_len, segments[7], kv_len, batch, first, last, start, stop, BLOCK_N)
+    share = tl.cdiv(tl.cdiv(stop - start, BLOCK_N), splits) * BLOCK_N
+    start = tl.minimum(start + split.to(tl.int32) * share, stop)
+    stop = tl.minimum(start + share, stop)
+    for phase in tl.static_range(FIRST_PHASE, 3):
+        begin = tl.minimum(tl.maximum(bounds[phase], start), stop) if phase > FIRST_PHASE else start
+        end = tl.minimum(tl.maximum(bounds[phase + 1], start), stop) if phase < 2 else stop
+        for column in tl.range(begin, end, BLOCK_N):
+            j = (column + tl.arange(0, BLOCK_N))[None, :]
+            k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, BLOCK_N, phase != 1, WIDE)
+            product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
+            s, _ = score_tile(
+                product, i, j, batch, heads[:, None], mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
+            )  # (BLOCK_M, BLOCK_N)
+            p, alpha, m_i, l_i = online_softmax(s, m_i, l_i, scale, (phase != 1) or (bias is not None), FOLDED)
+            if dropout is not None:
+                p = tl.where(dropout_tile(dropout, batch, heads[:, None], i, column, BLOCK_N), p, 0.0)
+            v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, BLOCK_N, phase != 1, WIDE)
+            acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)  # (BLOCK_M, Dv)
+
+    kept_scale = 1.0 if dropout is None else dropout[2]
+    acc *= (kept_scale / tl.where(l_i == 0.0, 1.0, l_i))[:, None]
+    o_ptr, o_split, o_batch, o_head, o_row = o
+    value_dims = tl.arange(0, max(16, triton.next_power_of_2(VALUE_DIM)))[None, :]
+    o_rows = o_ptr + split * o_split + batch * o_batch + heads * o_head + queries.to(tl.int64) * o_row
+    tl.store(o_rows[:, None] + value_dims, acc.to(o_ptr.dtype.element_ty), mask=in_range[:, None] & (value_dims < VALUE_DIM))
+    lse_rows = ((split * batches + batch) * q_heads + heads) * q_len + queries
+    tl.store(lse_ptr + lse_rows, log_sum_exp(m_i, l_i, FOLDED), mask=in_range)
+
+
+KERNEL = Kernel(split_kernel)
+
+
+def split_forward(problem: Problem, tile: Tile, splits: int, o: Tensor, lse: Tensor) -> None:
+    """Fill `o` `(splits, B, Hq, Sq, Dv)` and `lse` `(splits, B, Hq, Sq)`."""
+    spec = problem.spec
+    tensors = {"q": problem.q, "k": problem.k, "v": problem.v, "o": (o, o.stride(0), *strided(o[0])[1:]), "bias": problem.bias}
+    constants = {**problem.constants(tile, FIRST_PHASE=problem.key_phase), "WIDE": is_wide(problem.k, problem.v)}
+    arguments = (
+        problem.q,
+        problem.k,
+        problem.v,
+        tensors["o"],
+        lse,
+        problem.mask,
+        problem.bias,
+        problem.segments,
+        problem.inputs.sinks,
+        problem.dropout,
+        problem.sizes(1, spec.q_heads),
+        splits,
+        problem.band,
+        problem.scale,
+        problem.softcap,
+    )
+    tiles = -(-spec.q_len * spec.group // tile.block_m)
+    programs = splits * tiles * spec.batch * (spec.q_heads // spec.group)
+    KERNEL.launch(programs, arguments, constants, problem.variant(tile, constants, tensors, o.dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Set
 from dataclasses import dataclass
 
 import torch
@@ -88,11 +89,11 @@ class Capabilities:
         materializes_scores: keeps `Sq x Skv` matrices in memory (the cost model's question).
     """
 
-    devices: frozenset[str] = frozenset()
-    dtypes: frozenset[torch.dtype] = frozenset()
+    devices: Set[str] = frozenset()
+    dtypes: Set[torch.dtype] = frozenset()
     head_dims: tuple[int, int] = (1, 256)
-    forward: frozenset[str] = frozenset()
-    backward: frozenset[str] = frozenset()
+    forward: Set[str] = frozenset()
+    backward: Set[str] = frozenset()
     materializes_scores: bool = False
 
     def __post_init__(self) -> None:

@@ -54,7 +54,7 @@ def _of_pairs(keep: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Pro
 
 
 def _rule(problem: Problem, blocks: Blocks, partial: Tensor, full: Tensor, rule: ElementRule) -> BlockLayout:
-    batch, heads, rows, columns = partial.shape
+    batch, heads, _rows, columns = partial.shape
     return BlockLayout(
         q_len=problem.q_len,
         kv_len=problem.k_len,

@@ -10,7 +10,7 @@ amounts, the result's formula with every product and sum taken in absolute value
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -75,7 +75,8 @@ def solve(call: Call) -> Truth:
             grads = _backward(call, state, state.p, state.p_sink, absolute=False)
             sink_condition = 1 + _finite_sinks(call, state).abs()
             first = _backward(call, state, state.p, state.p_sink, absolute=True)
-            second = _backward(call, state, state.p * condition, state.p_sink * sink_condition, absolute=True)
+            steep = replace(state, slope=2 - state.slope)  # 1 - tanh^2 cancels where the cap saturates: in size it is 1 + tanh^2
+            second = _backward(call, steep, state.p * condition, state.p_sink * sink_condition, absolute=True)
             amounts |= {f"d{name}": (first[name], second[name]) for name in grads}
         return Truth(Results(o, lse, grads), amounts, empty_rows)  # type: ignore[arg-type]
 

@@ -38,10 +38,9 @@ GRAD_STORAGES = ("contiguous", "bshd", "slack", "last_dim", "expand_batch", "sum
 MASK_KINDS = ("random", "sparse", "all", "none", "empty_rows", "padding", "left_padding", "triangle", "one_key", "checker")
 BIAS_KINDS = ("random", "zeros", "alibi", "minus_inf", "minus_inf_rows", "min")
 LAYOUT_KINDS = ("random", "all", "none", "diagonal", "empty_rows", "empty_columns", "causal", "pairs", "all_partial", "band_rule")
-ALL_FEATURES = frozenset(
-    ("causal", "top_left", "bottom_right", "window", "mask", "bias", "bias_grad", "segments", "layout", "softcap", "sinks")
-    + ("dropout", "lse", "deterministic", "grouped_heads", "value_dim")
-)
+BANDS = ("causal", "top_left", "bottom_right", "window")
+EXTRAS = ("mask", "bias", "bias_grad", "segments", "layout", "softcap", "sinks", "dropout", "lse", "deterministic")
+ALL_FEATURES = frozenset((*BANDS, *EXTRAS, "grouped_heads", "value_dim"))
 
 
 @st.composite

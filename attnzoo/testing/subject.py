@@ -22,7 +22,7 @@ from attnzoo.testing.oracle import Results
 __all__ = ["Refused", "Subject"]
 
 
-class Refused(UnsupportedError):
+class Refused(UnsupportedError):  # noqa: N818 (a verdict, not a fault)
     """The subject's own refusal, made before `attend`; any other error out of `attend` is a failure."""
 
     def __init__(self, name: str, reasons: tuple[str, ...]) -> None:
@@ -107,12 +107,15 @@ def gradients(call: Call, o: Tensor, lse: Tensor | None, *, retain_graph: bool =
     if not call.grads:
         return {}
     wanted = [(name, out, grad) for name, out, grad in (("o", o, call.grad_o), ("lse", lse, call.grad_lse)) if grad is not None]
+    if set(call.grads) == {"v"}:  # the lse doesn't depend on v: it may carry no gradient, and gives none
+        wanted = [part for part in wanted if part[0] == "o"]
     for name, out, _ in wanted:
         require(out is not None and out.requires_grad, f"{name} carries no gradient, but {', '.join(call.grads)} need one")
     leaves = [call.leaf(name) for name in call.grads]
-    found = torch.autograd.grad(
-        [out for _, out, _ in wanted], leaves, [grad for _, _, grad in wanted], allow_unused=True, retain_graph=retain_graph
-    )
+    outputs, weights = [out for _, out, _ in wanted], [grad for _, _, grad in wanted]
+    found = [None for _ in leaves]
+    if wanted:
+        found = torch.autograd.grad(outputs, leaves, weights, allow_unused=True, retain_graph=retain_graph)
     made = {}
     for name, leaf, gradient in zip(call.grads, leaves, found):
         gradient = torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device) if gradient is None else gradient

@@ -1,13 +1,49 @@
-"""CASES: everything that the kit asks of a backend, in order. Imports no torch."""
+"""CASES: everything that the kit asks of a backend, in order."""
 
 from __future__ import annotations
 
 from attnzoo.testing.case import Case
-from attnzoo.testing.cases import causal, claims
+from attnzoo.testing.cases import (
+    causal,
+    claims,
+    dropout,
+    gradients,
+    heads,
+    layouts,
+    lse,
+    masks,
+    memory,
+    rejects,
+    repeats,
+    rows,
+    scores,
+    sizes,
+    storage,
+    surroundings,
+    windows,
+)
 
 __all__ = ["CASES", "case_named"]
 
-MODULES = (claims, causal)
+MODULES = (
+    claims,
+    rejects,
+    rows,
+    scores,
+    memory,
+    causal,
+    sizes,
+    storage,
+    gradients,
+    masks,
+    heads,
+    windows,
+    lse,
+    dropout,
+    layouts,
+    surroundings,
+    repeats,
+)
 
 CASES: tuple[Case, ...] = tuple(case for module in MODULES for case in module.CASES)
 

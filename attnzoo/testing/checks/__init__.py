@@ -10,13 +10,59 @@ from collections.abc import Callable
 import torch
 
 from attnzoo.testing.case import Outcome
+from attnzoo.testing.checks import autograd, cuda, dropout, memory, repeat, rows, surroundings
 from attnzoo.testing.checks.accuracy import accuracy
 from attnzoo.testing.checks.claims import claim
+from attnzoo.testing.checks.rejects import MALFORMED, reject
 from attnzoo.testing.problem import Problem
+from attnzoo.testing.relations import RELATIONS
 from attnzoo.testing.subject import Subject
 
 __all__ = ["CHECKS"]
 
 Check = Callable[[Subject, Problem, torch.device], Outcome | None]
 
-CHECKS: dict[str, Check] = {check.__name__: check for check in (accuracy, claim)}
+CHECKS: dict[str, Check] = {
+    check.__name__: check
+    for check in (
+        accuracy,
+        claim,
+        autograd.accumulates,
+        autograd.backward_twice,
+        autograd.double_backward,
+        autograd.inference_mode,
+        autograd.linear_in_gradient,
+        autograd.no_grad,
+        autograd.stacked,
+        autograd.two_backwards,
+        cuda.graph_capture,
+        cuda.last_rows,
+        cuda.second_device,
+        cuda.side_stream,
+        dropout.checkpointed,
+        dropout.draws_nothing_at_zero,
+        dropout.kept_elements,
+        dropout.seed_from_generator,
+        dropout.seed_of_either_type,
+        memory.aligned_then_offset,
+        memory.huge_strides,
+        memory.poisoned_allocations,
+        memory.poisoned_free_blocks,
+        memory.poisoned_slack,
+        repeat.a_b_a,
+        repeat.equal_bits,
+        repeat.threads,
+        rows.mean_of_values,
+        rows.row_deleted,
+        rows.row_outside_loss,
+        surroundings.autocast,
+        surroundings.compiled,
+        surroundings.compiled_for_other_sizes,
+        surroundings.function_transforms,
+        surroundings.vmapped,
+    )
+}
+"""Name -> check."""
+
+CHECKS |= RELATIONS
+CHECKS |= {f"reject {name}": reject(name) for name in MALFORMED}

@@ -1,0 +1,48 @@
+"""T29: caches and threads. T34: determinism."""
+
+from __future__ import annotations
+
+from attnzoo.testing.case import Case
+from attnzoo.testing.problem import Blocks, Problem, Sinks, Table, short_dtype
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+CASES = [
+    *[
+        Case("T29", f"a-b-a-{name}-{short_dtype(dtype)}", problem, check="a_b_a")
+        for dtype in DTYPES
+        for name, problem in (
+            ("plain", Problem(q_len=32, dtype=dtype)),
+            ("grouped", Problem(q_heads=4, kv_heads=2, q_len=33, dtype=dtype)),
+            ("mask", Problem(q_len=33, mask=Table("padding"), dtype=dtype)),
+        )
+    ],
+    *[
+        Case("T29", f"threads-{name}", problem, check="threads")
+        for name, problem in (("plain", Problem(q_len=33)), ("half", Problem(q_len=33, dtype="float16")))
+    ],
+    *[
+        Case("T34", f"equal-bits-{name}-{short_dtype(dtype)}", problem, check="equal_bits")
+        for dtype in ("bfloat16", "float32")
+        for name, problem in (
+            ("plain", Problem(batch=1, q_len=40, dtype=dtype)),
+            ("grouped", Problem(batch=1, q_heads=4, kv_heads=1, q_len=20, kv_len=70, dtype=dtype)),
+            (
+                "bias",
+                Problem(
+                    batch=2, q_len=20, bias=Table("random", "11qk"), sinks=Sinks(), grads=("q", "k", "v", "bias", "sinks"), dtype=dtype
+                ),
+            ),
+        )
+    ],
+    *[
+        Case("T34", f"relation-repetition-{name}-{short_dtype(dtype)}", problem, check="repetition")
+        for dtype in DTYPES
+        for name, problem in (
+            ("causal", Problem(q_len=130, causal=True, dtype=dtype)),
+            ("dropout", Problem(q_len=70, dropout_p=0.3, dropout_seed=5, dtype=dtype)),
+            ("layout", Problem(q_len=130, layout=Blocks("empty_columns", (32, 32)), dtype=dtype)),
+            ("lse", Problem(q_len=70, return_lse=True, loss="o+lse", dtype=dtype)),
+        )
+    ],
+]

@@ -1,0 +1,165 @@
+"""The autograd contract: repeated, double, accumulated and unwanted backwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attnzoo.testing.checks.accuracy import judge, unchanged
+from attnzoo.testing.checks.memory import same_bits
+from attnzoo.testing.failure import ConformanceError, require
+from attnzoo.testing.inputs import Call, make_call
+from attnzoo.testing.oracle import Results
+from attnzoo.testing.problem import Problem
+from attnzoo.testing.rules import allowed_pairs
+from attnzoo.testing.subject import Subject, gradients
+
+__all__ = [
+    "accumulates",
+    "backward_twice",
+    "double_backward",
+    "inference_mode",
+    "linear_in_gradient",
+    "no_grad",
+    "stacked",
+    "two_backwards",
+]
+
+
+def backward_twice(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """A second backward through a retained graph agrees with the first, and writes neither outputs nor inputs."""
+    call = make_call(problem, device)
+    with unchanged(call):
+        o, lse = subject.forward(call)
+        kept = o.detach().clone()
+        first = Results(kept, None, gradients(call, o, lse, retain_graph=True))
+        copies = {name: gradient.clone() for name, gradient in first.grads.items()}
+        second = Results(o.detach(), None, gradients(call, o, lse))
+    require(torch.equal(kept, o.detach()), "o was written by the backward")
+    for name, copy in copies.items():
+        require(torch.equal(copy, first.grads[name]), f"the first d{name} was written by the second backward")
+    judge(first, problem, device)
+    judge(second, problem, device)
+    if problem.deterministic:
+        same_bits(first, second, "two backwards through one graph")
+
+
+def two_backwards(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """Two forwards, then their backwards in the reverse order: no call keeps state for the next."""
+    other = replace(problem, seed=problem.seed + 1, scale=0.3)
+    calls = [make_call(part, device) for part in (problem, other)]
+    outputs = [subject.forward(call) for call in calls]
+    for part, call, (o, lse) in reversed(list(zip((problem, other), calls, outputs))):
+        judge(Results(o.detach(), None, gradients(call, o, lse)), part, device)
+
+
+def accumulates(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """`.backward()` adds to `.grad`, which stays its own tensor, laid out as torch likes."""
+    call = make_call(problem, device)
+    for _ in range(2):
+        o, _ = subject.forward(call)
+        o.backward(call.grad_o)
+    halves = {}
+    for name in problem.grads:
+        total = call.leaf(name).grad
+        require(total is not None, f"{name}.grad is None after backward()")
+        assert total is not None
+        halves[name] = total / 2
+    judge(Results(o.detach(), None, halves), problem, device)
+    unwanted = [name for name in ("q", "k", "v") if name not in problem.grads and call.leaf(name).grad is not None]
+    require(not unwanted, f"{', '.join(unwanted)} got a gradient that nobody asked for")
+
+
+def linear_in_gradient(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """The upstream gradient counts: twice the gradient, twice the result, to the bit; zero gives zero."""
+    call = make_call(problem, device)
+    o, lse = subject.forward(call)
+    require(lse is None and call.grad_o is not None, "this check takes a loss of o alone")
+    once = gradients(call, o, lse, retain_graph=True)
+    for factor in (2.0, -1.0, 0.0):
+        scaled = Call(call.q, call.k, call.v, call.options, call.grads, call.grad_o * factor, None)  # type: ignore[operator]
+        again = gradients(scaled, o, lse, retain_graph=True)
+        for name, gradient in once.items():
+            distance = float((again[name].double() - factor * gradient.double()).abs().max()) if gradient.numel() else 0.0
+            size = float(gradient.abs().max()) if gradient.numel() else 0.0
+            allowed = 4 * torch.finfo(gradient.dtype).eps * size * abs(factor) + torch.finfo(gradient.dtype).tiny
+            require(distance <= allowed, f"d{name} of {factor} times the gradient is off by {distance:.3e}, allowed {allowed:.3e}")
+
+
+def no_grad(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """Under no_grad nothing is recorded, though inputs require a gradient."""
+    call = make_call(problem, device)
+    with torch.no_grad():
+        o, lse = subject.forward(call)
+    require(not o.requires_grad and (lse is None or not lse.requires_grad), "o requires a gradient under no_grad")
+    judge(Results(o, lse, {}), problem, device)
+
+
+def inference_mode(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """Inference tensors have no version counter; nothing may ask for one."""
+    problem = replace(problem, grads=())
+    with torch.inference_mode():
+        o, lse = subject.forward(make_call(problem, device))
+    judge(Results(o.clone(), None if lse is None else lse.clone(), {}), problem, device)
+
+
+def stacked(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """Two layers in a row over a padded batch: what rows without a key hold never reaches the others.
+
+    0 * NaN is NaN, so one NaN in a padding row of the first layer spoils the second, and every gradient.
+    """
+    call = make_call(replace(problem, grads=()), device)
+    real = allowed_pairs(call).any(-1).all(1)[:, None, :, None]  # (B, 1, S, 1)
+    results = []
+    for fill in (0.0, 3.0):
+        x = torch.where(real, call.q, torch.full_like(call.q, fill)).detach().requires_grad_()
+        hidden = subject(x, x, x, **call.options)
+        out = subject(x + hidden, x + hidden, x + hidden, **call.options)
+        (gradient,) = torch.autograd.grad(out.masked_fill(~real, 0.0).float().sum(), x)
+        for name, tensor in (("the second layer", out), ("the gradient", gradient)):
+            require(bool(tensor.isfinite().all()), f"{name} is not finite")
+        results.append((out.detach(), gradient))
+    for first, second in zip(*results):
+        distance = (first - second).masked_fill(~real, 0.0).abs().max()
+        allowed = 64 * torch.finfo(first.dtype).eps * float(first.abs().max())
+        require(float(distance) <= allowed, f"real rows depend on the content of padding rows, by {float(distance):.3e}")
+
+
+def double_backward(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """A backend that claims second derivatives gives them right; another one raises, or is right all the same."""
+    call = make_call(problem, device)
+    is_claimed = "double_backward" in subject.capabilities.backward
+    try:
+        found = _second_derivative(call, lambda q, k, v: subject(q, k, v, **call.options))
+    except (RuntimeError, NotImplementedError) as error:
+        if is_claimed:
+            raise ConformanceError(f"{subject.name} claims double_backward, but raised {type(error).__name__}: {error}") from error
+        require(bool(str(error)), "the refusal of a second derivative says nothing")
+        return
+    wide = replace(problem, dtype="float64")
+    truth = _second_derivative(make_call(wide, device), lambda q, k, v: _textbook(q, k, v, wide))
+    for name, value, expected in zip("qkv", found, truth):
+        error, size = float((value.double() - expected).abs().max()), float(expected.abs().max())
+        allowed = (50 * torch.finfo(value.dtype).eps + 1e-12) * max(1.0, size)
+        require(error <= allowed, f"the second derivative in {name} is off by {error:.3e} of {size:.3e}, allowed {allowed:.3e}")
+
+
+def _second_derivative(call: Call, function: object) -> tuple[Tensor, ...]:
+    """The derivative of `sum of squares of the gradients`, which no constant can imitate."""
+    leaves = [call.q, call.k, call.v]
+    o = function(*leaves)  # type: ignore[operator]
+    first = torch.autograd.grad(o, leaves, call.grad_o, create_graph=True)
+    for gradient in first:
+        if not gradient.requires_grad:
+            raise RuntimeError("the first derivative carries no gradient: create_graph was ignored")
+    return torch.autograd.grad(sum((g.double() ** 2).sum() for g in first), leaves)  # type: ignore[arg-type]
+
+
+def _textbook(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
+    scores = q @ k.mT * (q.shape[-1] ** -0.5 if problem.scale is None else problem.scale)
+    if problem.causal:
+        keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
+        scores = scores.masked_fill(~keep, -torch.inf)
+    return torch.softmax(scores, -1) @ v

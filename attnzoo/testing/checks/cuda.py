@@ -1,0 +1,105 @@
+"""What only a GPU can show: graph capture, streams, a second device, tensors beyond 2^31 elements."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from attnzoo.testing import oracle, yardstick
+from attnzoo.testing.budget import assert_within_budget
+from attnzoo.testing.checks.accuracy import ieee_products, judge
+from attnzoo.testing.failure import NotApplicable, require
+from attnzoo.testing.inputs import Call, make_call
+from attnzoo.testing.oracle import Results
+from attnzoo.testing.problem import Problem
+from attnzoo.testing.subject import Subject, gradients
+
+__all__ = ["graph_capture", "last_rows", "second_device", "side_stream"]
+
+TAIL = 32
+
+
+def graph_capture(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """Captured once, replayed on other data: right, forward and backward."""
+    other = replace(problem, seed=problem.seed + 1)
+    call, fresh = make_call(problem, device), make_call(other, device)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        subject.run(call)  # compiles, tunes
+    torch.cuda.current_stream(device).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = subject.run(call)
+    graph.replay()
+    judge(results, problem, device)
+    with torch.no_grad():
+        for name, tensor in call.tensors().items():
+            tensor.copy_(fresh.tensors()[name])
+    graph.replay()
+    judge(results, other, device)
+
+
+def side_stream(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """On a side stream, behind a slow producer of q: nothing runs ahead of it, nothing is freed under it."""
+    call = make_call(problem, device)
+    values = call.q.detach().clone()
+    with torch.no_grad():
+        call.q.fill_(torch.nan)
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(20_000_000)
+        with torch.no_grad():
+            call.q.copy_(values)
+        results = subject.run(call)
+        churn = [torch.full((2**16,), torch.nan, device=device) for _ in range(8)]
+    torch.cuda.current_stream(device).wait_stream(stream)
+    del churn
+    judge(results, problem, device)
+
+
+def second_device(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """Tensors on cuda:1 while cuda:0 is current: right, and the current device stays."""
+    if torch.cuda.device_count() < 2:
+        raise NotApplicable("needs two GPUs")
+    torch.cuda.set_device(0)
+    there = torch.device("cuda:1")
+    call = make_call(problem, there)
+    results = subject.run(call)
+    require(torch.cuda.current_device() == 0, "the call changed the current device")
+    require(results.o.device == there, f"o is on {results.o.device}, q on {there}")
+    judge(results, problem, there)
+
+
+def last_rows(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """A table of more than 2^31 elements: the last rows, which a 32-bit offset gets wrong, against the truth.
+
+    Takes one head and a long q; builds its own mask, since the kit's would be drawn on the CPU.
+    """
+    needed = problem.batch * problem.q_heads * problem.q_len * problem.k_len
+    free, _ = torch.cuda.mem_get_info(device)
+    if free < 3 * needed:
+        raise NotApplicable(f"needs {3 * needed / 2**30:.0f} GiB of free GPU memory")
+    call = make_call(replace(problem, mask=None), device)
+    rows = torch.arange(problem.q_len, device=device)
+    shape = (problem.batch, problem.q_heads, problem.q_len, problem.k_len)
+    mask = torch.zeros(shape, dtype=torch.bool, device=device)
+    for keys in range(0, problem.k_len, 2**12):  # asymmetric, and different in every row
+        column = torch.arange(keys, min(keys + 2**12, problem.k_len), device=device)
+        mask[..., keys : keys + 2**12] = (rows[:, None] * 7 + column[None, :] * 3) % 11 < 2
+    o, _ = subject.forward(Call(call.q, call.k, call.v, {**call.options, "mask": mask}, call.grads, call.grad_o, None))
+    tail = slice(problem.q_len - TAIL, problem.q_len)
+    grad_o = torch.zeros_like(o)
+    assert call.grad_o is not None
+    grad_o[:, :, tail] = call.grad_o[:, :, tail]
+    whole = Call(call.q, call.k, call.v, {}, ("q", "k", "v"), grad_o, None)
+    got = gradients(whole, o, None)
+    part = Call(call.q.detach()[:, :, tail], call.k, call.v, {"mask": mask[:, :, tail]}, ("q", "k", "v"), call.grad_o[:, :, tail], None)
+    with ieee_products():
+        truth, measured = oracle.solve(part), yardstick.solve(part)
+    results = Results(o.detach()[:, :, tail], None, {**got, "q": got["q"][:, :, tail]})
+    expected = truth.results.named()
+    for name, tensor in results.named().items():
+        assert_within_budget(tensor, expected[name], measured.named()[name], truth.amounts[name], f"{name} of the last rows")

@@ -11,33 +11,33 @@ from attnzoo.spec import AttentionSpec
 __all__ = ["band_mask", "keep_mask", "tile_of"]
 
 
-def tile_of(table: Tensor, rows: slice, columns: slice) -> Tensor:
+def tile_of(table: Tensor, rows: slice, columns: slice | Tensor) -> Tensor:
     """The `(rows, columns)` part of a table whose dims are 1 or full."""
     if table.shape[-2] != 1:
         table = table[..., rows, :]
     return table if table.shape[-1] == 1 else table[..., columns]
 
 
-def band_mask(spec: AttentionSpec, rows: slice, columns: slice, device: torch.device) -> Tensor | None:
+def band_mask(spec: AttentionSpec, rows: slice, columns: slice | Tensor, device: torch.device) -> Tensor | None:
     """`(rows, columns)` bool of causal and window together; None where neither is given."""
     left, right = spec.band
     if left is None and right is None:
         return None
     i = torch.arange(rows.start, rows.stop, device=device)[:, None]
-    j = torch.arange(columns.start, columns.stop, device=device)[None, :]
-    distance = j - i - spec.diagonal
+    j = columns if isinstance(columns, Tensor) else torch.arange(columns.start, columns.stop, device=device)
+    distance = j[None, :] - i - spec.diagonal
     kept = None if left is None else distance >= -left
     if right is None:
         return kept
     return distance <= right if kept is None else kept & (distance <= right)
 
 
-def keep_mask(spec: AttentionSpec, inputs: AttentionInputs, rows: slice, columns: slice) -> Tensor | None:
+def keep_mask(spec: AttentionSpec, inputs: AttentionInputs, rows: slice, columns: slice | Tensor) -> Tensor | None:
     """Which pairs of the tile attend, by causal, window, mask and segments; a layout and -inf in the bias
     are the caller's to add.
 
     Args:
-        rows, columns: the tile's queries and keys, with start and stop given.
+        rows, columns: the tile's queries and keys, with start and stop given; keys may also be int64 indices.
 
     Returns:
         Bool, broadcastable to `(B, Hq, rows, columns)`, or None where every pair attends.

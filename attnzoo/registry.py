@@ -41,7 +41,7 @@ class Plugin:
         return EntryPoint(self.names[0], self.value, hookspecs.ENTRY_POINT_GROUP).load()
 
 
-BUILT_IN = Plugin("attnzoo", "", "attnzoo.backends", ("naive",))
+BUILT_IN = Plugin("attnzoo", "", "attnzoo.backends", ("naive", "tiled"))
 PREFERENCE = ("block_sparse", "flash", "tiled", "naive")
 RESERVED = frozenset(PREFERENCE)
 
@@ -210,6 +210,9 @@ class Registry:
             raise TypeError(f"backend is {choice!r}, a {type(choice).__name__}; it takes a name or a tuple of names")
         if not choice:
             raise ValueError("backend is an empty tuple; it takes a name or a tuple of names")
+        for name in choice:
+            if not isinstance(name, str):
+                raise TypeError(f"backend is {choice!r}, which holds a {type(name).__name__}; it takes a name or a tuple of names")
         if AUTO not in choice:
             return choice
         return tuple(dict.fromkeys([part for name in choice for part in (self.preference if name == AUTO else (name,))]))

@@ -9,5 +9,6 @@ from attnzoo.hookspecs import hookimpl
 @hookimpl
 def attnzoo_backends() -> list[Backend]:
     from attnzoo.backends.naive import Naive
+    from attnzoo.backends.tiled import Tiled
 
-    return [Naive()]
+    return [Naive(), Tiled()]

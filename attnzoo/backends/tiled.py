@@ -1,0 +1,212 @@
+"""tiled: FlashAttention's online softmax in plain PyTorch, tile by tile. O(N) extra memory; the default without a GPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from attnzoo.backend import FEATURES, Capabilities
+from attnzoo.backends.head_chunks import HeadChunk, head_chunks
+from attnzoo.backends.online_softmax import exp_, finish, online_softmax_step, sink_state
+from attnzoo.backends.recompute import Gradients, RecomputingBackend, empty_output
+from attnzoo.backends.tile_scores import TileBuffer, add_bias_and_mask, capped_products, dropout_kept
+from attnzoo.backends.tiles import Tile, TileSizes, choose_sizes, query_tiles
+from attnzoo.inputs import AttentionInputs
+from attnzoo.masks import tile_of
+from attnzoo.spec import DTYPES, AttentionSpec
+
+__all__ = ["Tiled"]
+
+
+class Tiled(RecomputingBackend):
+    """Queries in the outer loop, keys in the inner, several heads side by side; the backward rebuilds P from the lse.
+
+    Args:
+        sizes: of the tiles; by default they are chosen for the problem and the device.
+    """
+
+    name = "tiled"
+    capabilities = Capabilities(
+        dtypes=frozenset(DTYPES),
+        head_dims=(1, 2**31),
+        forward=frozenset(FEATURES),
+        backward=frozenset(FEATURES),
+    )
+
+    def __init__(self, sizes: TileSizes | None = None) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def forward(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+        sizes = self.sizes or choose_sizes(spec)
+        o = empty_output(spec, inputs.q)
+        lse = o.new_empty(o.shape[:3], dtype=spec.accumulator_dtype)
+        buffer = TileBuffer()
+        for chunk in head_chunks(spec, inputs, sizes.heads):
+            forward_chunk(chunk, sizes, buffer, chunk.of_queries(o), chunk.of_queries(lse))
+        return o, lse
+
+    def backward(
+        self,
+        spec: AttentionSpec,
+        inputs: AttentionInputs,
+        o: Tensor,
+        lse: Tensor,
+        grad_o: Tensor,
+        grad_lse: Tensor | None,
+    ) -> Gradients:
+        sizes = self.sizes or choose_sizes(spec)
+        totals = zero_gradients(spec, inputs)
+        buffers = TileBuffer(), TileBuffer()
+        for chunk in head_chunks(spec, inputs, sizes.heads):
+            saved = [None if tensor is None else chunk.of_queries(tensor) for tensor in (o, lse, grad_o, grad_lse)]
+            backward_chunk(chunk, sizes, buffers, saved, totals)
+        return in_input_dtypes(totals, inputs)
+
+
+def forward_chunk(chunk: HeadChunk, sizes: TileSizes, buffer: TileBuffer, o: Tensor, lse: Tensor) -> None:
+    """Write the chunk's `o` and `lse`."""
+    spec, inputs = chunk.spec, chunk.inputs
+    k, v = chunk.keys(inputs.k), chunk.keys(inputs.v)
+    for rows, tiles in query_tiles(spec, inputs, sizes, chunk.layout_head):
+        q = chunk.fold(inputs.q, rows)
+        state = None if inputs.sinks is None else sink_state(sinks_of_rows(chunk, rows), spec.value_dim)
+        for tile in tiles:
+            scores = capped_products(chunk, q, k[:, tile.columns], buffer)
+            add_bias_and_mask(chunk, tile, scores)
+            state, _ = online_softmax_step(state, scores, v[:, tile.columns], dropout_kept(chunk, tile))
+        if state is None:
+            o[:, :, rows], lse[:, :, rows] = 0.0, -torch.inf
+            continue
+        output, row_lse = finish(state)
+        if spec.dropout_p:
+            output.div_(1.0 - spec.dropout_p)
+        o[:, :, rows] = chunk.unfold(output)
+        lse[:, :, rows] = chunk.unfold(row_lse)[..., 0]
+
+
+def sinks_of_rows(chunk: HeadChunk, rows: slice) -> Tensor:
+    """The sink of every row of a tile: `(n, group * rows, 1)`."""
+    assert chunk.inputs.sinks is not None
+    batch, heads = chunk.batch.stop - chunk.batch.start, len(chunk.inputs.sinks)
+    spread = chunk.inputs.sinks[None, :, None].expand(batch, heads, rows.stop - rows.start)
+    return spread.reshape(chunk.n, -1, 1).to(chunk.spec.accumulator_dtype)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class BackwardRows:
+    """What a tile's backward needs of its rows, each `(n, group * rows, ...)`.
+
+    Attributes:
+        q, grad_o: of the call.
+        lse: +inf for a row with no key, so that its probabilities are 0.
+        delta: `rowsum(dO * O) - dLSE`: what dS subtracts from dP.
+        grad_q: filled tile by tile.
+    """
+
+    q: Tensor
+    grad_o: Tensor
+    lse: Tensor
+    delta: Tensor
+    grad_q: Tensor
+
+    @classmethod
+    def of(cls, chunk: HeadChunk, rows: slice, o: Tensor, lse: Tensor, grad_o: Tensor, grad_lse: Tensor | None) -> BackwardRows:
+        q, grad = chunk.fold(chunk.inputs.q, rows), chunk.fold(grad_o, rows)
+        row_lse = chunk.fold(lse[..., None], rows)
+        delta = (grad * chunk.fold(o, rows)).sum(-1, keepdim=True)
+        if grad_lse is not None:
+            delta = delta - chunk.fold(grad_lse[..., None], rows)
+        is_empty = row_lse == -torch.inf
+        return cls(q, grad, row_lse.masked_fill(is_empty, torch.inf), delta.masked_fill_(is_empty, 0.0), torch.zeros_like(q))
+
+
+def backward_chunk(
+    chunk: HeadChunk, sizes: TileSizes, buffers: tuple[TileBuffer, TileBuffer], saved: list[Tensor | None], totals: Gradients
+) -> None:
+    """Add the chunk's gradients to the totals; `saved` is its o, lse, grad_o and grad_lse."""
+    spec, inputs = chunk.spec, chunk.inputs
+    k, v = chunk.keys(inputs.k), chunk.keys(inputs.v)
+    needs_tiles = spec.grads != ("sinks",)
+    for rows, tiles in query_tiles(spec, inputs, sizes, chunk.layout_head):
+        row = BackwardRows.of(chunk, rows, *saved)  # type: ignore[arg-type]
+        if totals.sinks is not None:
+            through_sink = exp_(sinks_of_rows(chunk, rows) - row.lse).mul_(row.delta)
+            totals.sinks[chunk.q_heads] -= chunk.unfold(through_sink).sum((0, 2, 3))
+        for tile in tiles if needs_tiles else ():
+            backward_tile(chunk, tile, row, k[:, tile.columns], v[:, tile.columns], buffers, totals)
+        if totals.q is not None:
+            chunk.of_queries(totals.q)[:, :, rows] = chunk.unfold(row.grad_q)
+
+
+def backward_tile(
+    chunk: HeadChunk,
+    tile: Tile,
+    row: BackwardRows,
+    keys: Tensor,
+    values: Tensor,
+    buffers: tuple[TileBuffer, TileBuffer],
+    totals: Gradients,
+) -> None:
+    """P again, then dV += P^T dO, dS = P * (dP - delta), dQ += scale dS K, dK += scale dS^T Q."""
+    spec = chunk.spec
+    p = capped_products(chunk, row.q, keys, buffers[0])
+    slope = None if spec.softcap is None else (p / spec.softcap).square_().neg_().add_(1.0)
+    add_bias_and_mask(chunk, tile, p)
+    exp_(p.sub_(row.lse))
+    kept, spread = dropout_kept(chunk, tile), 1.0 / (1.0 - spec.dropout_p)
+    if totals.v is not None:
+        accumulate(chunk.keys(totals.v), tile, (p if kept is None else p * kept).mT, row.grad_o, spread)
+    if totals.q is None and totals.k is None and totals.bias is None:
+        return
+    ds = buffers[1].product(row.grad_o, values.mT, spread)
+    if kept is not None:
+        ds.mul_(kept)
+    ds.sub_(row.delta).mul_(p)
+    if totals.bias is not None:
+        accumulate_bias(chunk.of_table(totals.bias), tile, chunk.unfold(ds))
+    if slope is not None:
+        ds.mul_(slope)
+    if totals.q is not None:
+        row.grad_q.baddbmm_(ds, keys, alpha=spec.scale)
+    if totals.k is not None:
+        accumulate(chunk.keys(totals.k), tile, ds.mT, row.q, spec.scale)
+
+
+def accumulate(total: Tensor, tile: Tile, a: Tensor, b: Tensor, scale: float) -> None:
+    """`total[:, columns] += scale * a @ b`."""
+    if isinstance(tile.columns, slice):
+        total[:, tile.columns].baddbmm_(a, b, alpha=scale)
+    else:
+        total.index_add_(1, tile.columns, torch.bmm(a, b), alpha=scale)
+
+
+def accumulate_bias(total: Tensor, tile: Tile, ds: Tensor) -> None:
+    """Add dS `(b, h, rows, columns)` to the gradient of a bias, summed over the dims in which the bias is 1."""
+    single = [dim for dim in range(4) if total.shape[dim] == 1]
+    if single:
+        ds = ds.sum(single, keepdim=True)
+    if isinstance(tile.columns, slice) or total.shape[3] == 1:
+        tile_of(total, tile.rows, tile.columns).add_(ds)
+    else:
+        tile_of(total, tile.rows, slice(None)).index_add_(3, tile.columns, ds)
+
+
+def zero_gradients(spec: AttentionSpec, inputs: AttentionInputs) -> Gradients:
+    """Totals for what `spec.grads` names: the accumulator's dtype, but for q, whose rows are written once."""
+    zeros = {
+        name: torch.zeros(getattr(inputs, name).shape, dtype=spec.accumulator_dtype, device=spec.device)
+        for name in spec.grads
+        if name != "q"
+    }
+    return Gradients(q=torch.empty_like(inputs.q) if "q" in spec.grads else None, **zeros)
+
+
+def in_input_dtypes(totals: Gradients, inputs: AttentionInputs) -> Gradients:
+    cast = {}
+    for name in ("q", "k", "v", "bias", "sinks"):
+        total = getattr(totals, name)
+        cast[name] = None if total is None else total.to(getattr(inputs, name).dtype)
+    return Gradients(**cast)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-__all__ = ["STORAGES", "Storage", "bytes_of", "stored"]
+__all__ = ["STORAGES", "Storage", "bits", "bytes_of", "stored"]
 
 POISON_BYTE = 0xFF  # NaN in every float dtype, -1 in every integer dtype, True in bool
 ALIGNMENT = 64  # elements in front of offset 0, so that an offset is what it says
@@ -102,10 +102,15 @@ def _fill(tensor: Tensor, values: Tensor, rule: Storage) -> None:
     tensor.copy_(values)
 
 
+def bits(tensor: Tensor) -> Tensor:
+    """The logical elements as a flat uint8 tensor: equal exactly where every bit is."""
+    return tensor.detach().contiguous().flatten().view(torch.uint8)
+
+
 def bytes_of(tensor: Tensor) -> Tensor:
     """A copy of the bits of a tensor: of its whole memory, slack included, unless that is huge."""
     storage = tensor.untyped_storage()
     if storage.nbytes() > HUGE:
-        return tensor.detach().contiguous().view(torch.uint8).clone()
+        return bits(tensor).clone()
     raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return raw.set_(storage).clone()  # type: ignore[call-overload, no-any-return]

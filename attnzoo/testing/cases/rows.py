@@ -71,7 +71,7 @@ CASES = [
         Case("T01", f"stacked-{name}-{short_dtype(dtype)}", _in(dtype, problem), check="stacked")
         for name, problem in (
             ("left-padding-causal", Problem(q_len=24, mask=Table("left_padding", "b11k"), causal=True)),
-            ("empty-rows", Problem(q_len=24, mask=Table("last_rows", "q1"))),
+            ("padding-window", Problem(q_len=24, mask=Table("padding", "b11k"), window=(0, 0))),
         )
         for dtype in DTYPES
     ],

@@ -256,7 +256,7 @@ class BlockLayout:
     @property
     def transposed(self) -> tuple[BlockLists, BlockLists, Tensor]:
         """For the backward: full and partial lists over `(batch, heads, block columns)`, whose indices are
-        block rows, and for each transposed partial block its place in `partial` (where its bits are)."""
+        block rows, and for each transposed partial block its place in `partial` (empty where no bits are there)."""
         self.check_unmodified()
         return self._transposed
 
@@ -264,6 +264,9 @@ class BlockLayout:
     def _transposed(self) -> tuple[BlockLists, BlockLists, Tensor]:
         full, _ = _transpose(self.full, self)
         partial, order = _transpose(self.partial, self)
+        return self._keep_transposed(full, partial, order if self.rule.bits is not None else order[:0])
+
+    def _keep_transposed(self, full: BlockLists, partial: BlockLists, order: Tensor) -> tuple[BlockLists, BlockLists, Tensor]:
         made = (full.offsets, full.indices, partial.offsets, partial.indices, order)
         self._watched.extend((tensor, _version(tensor)) for tensor in made)  # type: ignore[attr-defined]
         return full, partial, order

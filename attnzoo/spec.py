@@ -132,8 +132,8 @@ class AttentionSpec:
         if type(causal) is not bool or type(return_lse) is not bool or type(deterministic) is not bool:
             _check_flags(causal=causal, return_lse=return_lse, deterministic=deterministic)
         if window is not None:
-            window = _check_window(window)
-        align = _check_align(align, causal or window is not None, q_len, kv_len)
+            window = check_window(window)
+        align = check_align(align, causal or window is not None, q_len, kv_len)
         mask_shape = bias_shape = None
         if mask is not None:
             mask_shape = _check_mask(mask, full, q.device)
@@ -249,7 +249,7 @@ def _check_shapes(q: torch.Size, k: torch.Size, v: torch.Size) -> None:
         raise ValueError(f"k has {k[1]} heads, not a divisor of the {q[1]} heads of q")
 
 
-def _check_window(window: object) -> Window | None:
+def check_window(window: object) -> Window | None:
     if not isinstance(window, tuple) or len(window) != 2:
         raise TypeError(f"window is {window!r}; it takes (left, right), each a non-negative int or None")
     for side, bound in (("left", window[0]), ("right", window[1])):
@@ -265,7 +265,7 @@ def _check_window(window: object) -> Window | None:
     return left and min(left, LARGEST_BOUND), right and min(right, LARGEST_BOUND)
 
 
-def _check_align(align: object, is_banded: bool, q_len: int, kv_len: int) -> Align | None:
+def check_align(align: object, is_banded: bool, q_len: int, kv_len: int) -> Align | None:
     if align is not None and not isinstance(align, str):
         raise TypeError(f"align is {align!r}, a {type(align).__name__}; it takes 'top_left', 'bottom_right' or None")
     if align is not None and align not in ALIGNMENTS:

@@ -59,7 +59,7 @@ SENTENCES = (
     "He missed the last train and walked home along the river.",
     "There are no more trains tonight, so we will have to go on foot.",
 )
-STOCK = ("eager", "sdpa")  # what the model can do by itself; sdpa is its default
+STOCK = {"stock eager": "eager", "stock sdpa": "sdpa"}  # what the model can do by itself; sdpa is its default
 TOLERANCE = 1e-5
 
 
@@ -101,7 +101,10 @@ def run(model, batch, implementation: str, result: Result) -> None:
     start = time.perf_counter()
     try:
         result.embeddings, is_finite = embed(model, batch)
-    except (attnzoo.UnsupportedError, attnzoo.UnknownBackendError) as error:
+    except attnzoo.UnsupportedError as error:
+        result.refusal = "; ".join([reason for reasons in error.rejected.values() for reason in reasons])
+        return
+    except attnzoo.UnknownBackendError as error:  # its plugin failed to load
         result.refusal = str(error)
         return
     result.seconds.append(time.perf_counter() - start)
@@ -138,9 +141,9 @@ def difference(result: Result, stock: Result) -> float:
 
 def comparison(results: dict[str, Result], faults: dict[str, list[str]]) -> Table:
     table = Table(title="Embeddings against the stock model's, and time for all sentences", title_justify="left")
-    for heading in ("attention", *[f"max diff to {name}" for name in STOCK], "median ms", "of eager", "verdict"):
+    for heading in ("attention", *[f"max diff to {name}" for name in STOCK.values()], "median ms", "of eager", "verdict"):
         table.add_column(heading, justify="left" if heading in ("attention", "verdict") else "right")
-    base = statistics.median(results["eager"].seconds)
+    base = statistics.median(results["stock eager"].seconds)
     for name, result in results.items():
         if result.refusal:
             table.add_row(name, *["-"] * (len(STOCK) + 2), f"refused: {result.refusal}")
@@ -173,11 +176,11 @@ def main() -> int:
     console.print(f"{len(SENTENCES)} sentences of {lengths.min()} to {lengths.max()} tokens, {padding:.0%} of the batch is padding\n")
 
     registered = register(attnzoo.names())
-    results = measure(model, batch, {**{name: name for name in STOCK}, **registered}, rounds)
+    results = measure(model, batch, {**STOCK, **registered}, rounds)
     served = [name for name in registered if not results[name].refusal]
-    faults = {name: faults_of(results[name], results["eager"]) for name in (*STOCK, *served)}
+    faults = {name: faults_of(results[name], results["stock eager"]) for name in (*STOCK, *served)}
     console.print(comparison(results, faults))
-    console.print(neighbours(results["eager"]))
+    console.print(neighbours(results["stock eager"]))
     bad = [name for name, found in faults.items() if found]
     if bad or not served:
         console.print(f"not as the stock model: {', '.join(bad)}" if bad else "no backend served the model", style="red")

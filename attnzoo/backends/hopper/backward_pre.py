@@ -1,0 +1,36 @@
+"""Before the backward: delta and the lse as the main kernel wants them, and a zeroed dQ accumulator."""
+
+import triton
+import triton.language as tl
+
+LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["q_heads", "q_len", "padded_len"])
+def prepare_backward(
+    o_ptr, do_ptr, lse_ptr, dlse_ptr, delta_ptr, lse2_ptr, dq_ptr, q_heads, q_len, padded_len,
+    stride_ob, stride_oh, stride_om, stride_db, stride_dh, stride_dm, stride_lb, stride_lh, stride_lm,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr, HAS_DLSE: tl.constexpr,
+):  # fmt: skip
+    """delta = rowsum(O dO) - dlse; lse2 = lse * log2(e), inf where no probability is left; dq = 0.
+
+    lse (B, Hq, Sq); delta, lse2 (B Hq, padded) fp32; dq (B Hq, Sq, D) fp32. An inf lse2 makes exp2(s - lse2) zero:
+    rows past the end and rows without keys (lse -inf) need no mask.
+    """
+    batch_head = tl.program_id(0).to(tl.int64)
+    batch, head = batch_head // q_heads, batch_head % q_heads
+    rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
+    columns = tl.arange(0, BLOCK_D)
+    inside = (rows < q_len)[:, None] & (columns < HEAD_DIM)[None, :]
+    o = tl.load(o_ptr + batch * stride_ob + head * stride_oh + rows.to(tl.int64)[:, None] * stride_om + columns[None, :], inside, 0.0)
+    do = tl.load(do_ptr + batch * stride_db + head * stride_dh + rows.to(tl.int64)[:, None] * stride_dm + columns[None, :], inside, 0.0)
+    delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)  # (ROWS,)
+    if HAS_DLSE:
+        offsets = batch * stride_lb + head * stride_lh + rows.to(tl.int64) * stride_lm
+        delta -= tl.load(dlse_ptr + offsets, rows < q_len, 0.0).to(tl.float32)
+    lse = tl.load(lse_ptr + batch_head * q_len + rows, rows < q_len, -float("inf"))
+    padded = batch_head * padded_len + rows
+    tl.store(delta_ptr + padded, delta, rows < padded_len)
+    tl.store(lse2_ptr + padded, tl.where(lse == -float("inf"), float("inf"), lse * LOG2E), rows < padded_len)
+    dq_offsets = (batch_head * q_len + rows)[:, None] * HEAD_DIM + columns[None, :]
+    tl.store(dq_ptr + dq_offsets, tl.zeros([ROWS, BLOCK_D], tl.float32), inside)

@@ -18,6 +18,7 @@ from attnzoo.inputs import AttentionInputs
 from attnzoo.layout import BlockLayout
 from attnzoo.registry import AUTO
 from attnzoo.spec import Align, AttentionSpec, Window
+from attnzoo.tracing import constant_when_traced
 
 __all__ = ["BoundBackend", "attention", "explain", "get", "names", "use"]
 
@@ -206,11 +207,9 @@ def _default_choice() -> Choice:
     return _preferred.get() or AUTO
 
 
+@constant_when_traced
 def _load(choice: Choice) -> bool:
     """Import what stands behind a choice: here, outside of what torch.compile traces."""
     known = registry.default()
     known.load(known.order(choice))
     return True
-
-
-_load._dynamo_marked_constant = True  # type: ignore[attr-defined]  # torch.compiler.assume_constant_result, which imports all of Dynamo

@@ -16,7 +16,7 @@ import attnzoo
 
 PACKAGE = Path(attnzoo.__file__).parent
 
-CORE = ("errors", "tables", "layout", "layouts", "layouts.*", "spec", "inputs", "masks", "dropout", "merge", "cost", "backend")
+CORE = ("errors", "tables", "layout", "layouts", "layouts.*", "spec", "inputs", "masks", "dropout", "merge", "cost", "backend", "tracing")
 
 # Beside the kernels: what several of them use, and what launches them. Every other module there is a kernel's own, and
 # kernels import from these alone, never from each other.
@@ -30,6 +30,7 @@ SHARED = (
     "hopper.launch",
     "hopper.names",
     "hopper.schedule",
+    "hopper.support",
     "hopper.tiles",
 )
 
@@ -41,7 +42,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "hookspecs": (),
     "layout": ("layouts.*",),
     "layouts": ("layout", "layouts.*"),
-    "layouts.*": ("layout", "layouts.*"),
+    "layouts.*": ("layout", "layouts.*", "spec"),
     "spec": ("layout",),
     "inputs": ("spec", "layout"),
     "masks": ("spec", "inputs", "layout", "layouts.*"),
@@ -51,8 +52,12 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "backend": ("inputs", "spec", "layout"),
     "registry": ("__init__", "backend", "hookspecs", "errors", "spec"),
     "explanation": ("cost", "registry", "errors", "spec", "tables", "backend"),
-    "api": ("registry", "backend", "explanation", "inputs", "layout", "spec", "errors"),
-    **{f"backends.{shared}": ("backends.triton.*", "backends.hopper.*", "backends.recompute", "spec", "inputs") for shared in SHARED},
+    "tracing": (),
+    "api": ("tracing", "registry", "backend", "explanation", "inputs", "layout", "spec", "errors"),
+    **{
+        f"backends.{shared}": ("backends.triton.*", "backends.hopper.*", "backends.recompute", "backend", "spec", "inputs")
+        for shared in SHARED
+    },
     "backends.triton": (),
     "backends.triton.*": tuple(f"backends.{shared}" for shared in SHARED if shared.startswith("triton.")),
     "backends.hopper.*": tuple(f"backends.{shared}" for shared in SHARED),

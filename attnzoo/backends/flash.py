@@ -12,6 +12,7 @@ from attnzoo.backend import FEATURES, Capabilities
 from attnzoo.backends.recompute import Gradients, RecomputingBackend, empty_output
 from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
+from attnzoo.tracing import constant_when_traced
 
 LOWEST_CAPABILITY = (8, 0)
 LONGEST = 2**29  # positions and their sums are int32 in the kernels
@@ -59,7 +60,7 @@ class Flash(RecomputingBackend):
         return Gradients(**backward(spec, inputs, o, lse, grad_o, grad_lse))
 
 
-@torch.compiler.assume_constant_result
+@constant_when_traced
 def machine_reasons(device: torch.device) -> list[str]:
     """Why Triton can't run on this machine's device, and what to do."""
     if importlib.util.find_spec("triton") is None:

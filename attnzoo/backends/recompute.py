@@ -66,7 +66,7 @@ class RecomputingBackend(Backend):
             o, lse = attend_compiled(self.key, spec, inputs)
         elif spec.grads:
             differentiable = (inputs.q, inputs.k, inputs.v, inputs.bias, inputs.sinks)
-            o, lse = _RecomputedAttention.apply(self, spec, inputs, *differentiable)
+            o, lse = _RecomputedAttention.apply(self, spec, inputs, *differentiable)  # type: ignore[no-untyped-call]
         else:
             o, lse = self.forward(spec, inputs)
         return o, (lse if spec.return_lse else None)
@@ -85,7 +85,7 @@ class _RecomputedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_o: Tensor | None, grad_lse: Tensor | None) -> Any:
         *tensors, o, lse = ctx.saved_tensors
-        inputs = AttentionInputs(*tensors, layout=ctx.layout)
+        inputs = AttentionInputs(*tensors, layout=ctx.layout)  # type: ignore[misc]
         if grad_o is None:
             grad_o = torch.zeros_like(o)
         with torch.autocast(o.device.type, enabled=False):
@@ -96,14 +96,12 @@ class _RecomputedAttention(torch.autograd.Function):
         return (None, None, None, grads.q, grads.k, grads.v, grads.bias, grads.sinks)
 
 
-def _differentiable_gradients(
-    spec: AttentionSpec, inputs: AttentionInputs, grad_o: Tensor, grad_lse: Tensor | None
-) -> Gradients:
+def _differentiable_gradients(spec: AttentionSpec, inputs: AttentionInputs, grad_o: Tensor, grad_lse: Tensor | None) -> Gradients:
     """The gradients as a graph that can be differentiated again."""
     # aliases, so that one tensor given as q and k and v gets three gradients and not their sum thrice
     aliases = {name: getattr(inputs, name).view_as(getattr(inputs, name)) for name in spec.grads}
     o, lse = Naive().attend(replace(spec, return_lse=True), replace(inputs, **aliases))
-    outputs, upstream = ([o], [grad_o]) if grad_lse is None else ([o, lse], [grad_o, grad_lse])
+    outputs, upstream = ((o,), (grad_o,)) if lse is None or grad_lse is None else ((o, lse), (grad_o, grad_lse))
     wanted = tuple(aliases.values())
     found = torch.autograd.grad(outputs, wanted, upstream, create_graph=True, materialize_grads=True)
     return Gradients(**dict(zip(spec.grads, found)))

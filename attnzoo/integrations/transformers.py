@@ -18,8 +18,9 @@ from attnzoo.registry import AUTO
 
 __all__ = ["attention_function", "mask_function", "register", "registered_name"]
 
-SPELLINGS = {"flash": "exact", "block_sparse": "blocksparse"}
-"""transformers takes every name that contains "flash" for its own flash-attention and gives it 2-D masks."""
+SPELLINGS = {"flash": "exact", "flex_attention": "flex", "sdpa": "torch", "block_sparse": "blocksparse"}
+"""Words that transformers reads in a name: with "flash" it hands over 2-D masks, with "sdpa" and "flex_attention" it
+refuses models that its own integration of those doesn't serve. "block_sparse" is one word to match its prose name."""
 
 SAYS_NOTHING_OF_ATTENTION = frozenset(
     {
@@ -37,7 +38,7 @@ SAYS_NOTHING_OF_ATTENTION = frozenset(
 
 
 def registered_name(backend: str) -> str:
-    """How transformers knows a backend: `attnzoo_<backend>`, with "flash" spelt "exact"."""
+    """How transformers knows a backend: `attnzoo_<backend>`, where "flash" is spelt "exact" and "sdpa" "torch"."""
     for found, spelt in SPELLINGS.items():
         backend = backend.replace(found, spelt)
     return f"attnzoo_{backend}"

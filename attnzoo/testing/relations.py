@@ -27,6 +27,7 @@ __all__ = ["RELATIONS"]
 
 Relation = Callable[[Subject, Problem, torch.device], None]
 
+LEAST_SIZE = 0.1  # terms of order one may cancel to less
 ULPS = {"max": 24.0, "mean": 2.0}
 
 
@@ -38,6 +39,7 @@ def assert_alike(first: Tensor, second: Tensor, name: str, relation: str, *, sla
     same = (first == second) | (first.isnan() & second.isnan())
     error = torch.where(same, 0.0, (first.double() - second.double()).abs())
     size = float(first.double()[first.isfinite()].abs().max()) if bool(first.isfinite().any()) else 0.0
+    size = max(size, LEAST_SIZE)
     epsilon = torch.finfo(first.dtype).eps
     for kind, found in (("max", float(error.max())), ("mean", float(error.mean()))):
         allowed = slack * ULPS[kind] * epsilon * size + torch.finfo(first.dtype).tiny

@@ -50,7 +50,7 @@ CASES = [
             ("empty-part", Problem(q_len=33, kv_len=70, mask=Table("empty_prefix", "qk", 24))),
             ("empty-parts", Problem(q_len=33, kv_len=70, mask=Table("last_rows", "q1"))),
             ("bias", Problem(q_len=33, kv_len=70, bias=Table("random", "1hqk"))),
-            ("shifted", Problem(q_len=33, kv_len=70, shift=-1000.0)),
+            ("shifted", Problem(q_len=33, kv_len=70, shift=-1000.0, grads=())),
         )
         for dtype in ("float16", "bfloat16", "float32")
     ],

@@ -130,6 +130,8 @@ CASES = [
             ("zeros", 33, 65, 32, "zeros"),
         )
         for dtype in DTYPES
+        # sums of equal terms round alike, all in one direction: in fp64 no half-precision term leaves room for that
+        if not (values == "ones" and dtype == "float64")
     ],
     *[
         Case(

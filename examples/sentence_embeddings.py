@@ -165,7 +165,7 @@ def neighbours(stock: Result) -> Table:
 @torch.inference_mode()
 def main() -> int:
     parser = argparse.ArgumentParser(description="MiniLM's attention, replaced by each of attnzoo's backends in turn")
-    parser.add_argument("--rounds", type=int, default=5, help="timed runs of each implementation (default 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="timed runs of each implementation (default 3)")
     rounds = parser.parse_args().rounds
     logging.disable_progress_bar()
     console = Console(width=None if sys.stdout.isatty() else 140)

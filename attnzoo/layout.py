@@ -120,6 +120,8 @@ class BlockLayout:
         batch, heads: 1 (shared by all), or the call's batch and number of query heads.
         full, partial: the two kinds of blocks, as compressed rows over `(batch, heads, block rows)`.
         rule: the pairs kept in partial blocks.
+        summary: what a decision may know.
+        facts: sizes and rule as text, which torch.compile takes as a constant; `restored` reads it.
 
     Raises:
         TypeError: wrong type or dtype. ValueError: anything else that does not fit; the message names the field.
@@ -134,6 +136,9 @@ class BlockLayout:
     rule: ElementRule = field(default_factory=ElementRule)
     batch: int = 1
     heads: int = 1
+    summary: LayoutSummary = field(init=False, repr=False)
+    facts: str = field(init=False, repr=False)
+    _watched: list[tuple[Tensor, int]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         from attnzoo.layouts.validation import validate
@@ -149,7 +154,10 @@ class BlockLayout:
         band = ("-" if bound is None else bound for bound in rule.band or ())
         sizes = (self.q_len, self.kv_len, self.block_q, self.block_kv, self.batch, self.heads)
         facts = " ".join(str(fact) for fact in (*sizes, int(rule.segments is not None), *band))
-        object.__setattr__(self, "facts", facts)  # text, so that torch.compile takes it as a constant
+        object.__setattr__(self, "facts", facts)
+        blocks = (len(full.indices), len(partial.indices))
+        summary = LayoutSummary(self.batch, self.heads, self.block_q, self.block_kv, *blocks, rule.parts)
+        object.__setattr__(self, "summary", summary)  # not a cached_property: its lock stops torch.compile
 
     @classmethod
     def _trusted(
@@ -247,12 +255,6 @@ class BlockLayout:
         total = self.batch * self.heads * self.rows * self.columns
         return (len(self.full.indices) + len(self.partial.indices)) / total if total else 0.0
 
-    @cached_property
-    def summary(self) -> LayoutSummary:
-        full_blocks, partial_blocks = len(self.full.indices), len(self.partial.indices)
-        sizes = (self.batch, self.heads, self.block_q, self.block_kv)
-        return LayoutSummary(*sizes, full_blocks, partial_blocks, self.rule.parts)
-
     @property
     def transposed(self) -> tuple[BlockLists, BlockLists, Tensor]:
         """For the backward: full and partial lists over `(batch, heads, block columns)`, whose indices are
@@ -268,7 +270,7 @@ class BlockLayout:
 
     def _keep_transposed(self, full: BlockLists, partial: BlockLists, order: Tensor) -> tuple[BlockLists, BlockLists, Tensor]:
         made = (full.offsets, full.indices, partial.offsets, partial.indices, order)
-        self._watched.extend((tensor, _version(tensor)) for tensor in made)  # type: ignore[attr-defined]
+        self._watched.extend((tensor, _version(tensor)) for tensor in made)
         return full, partial, order
 
     @cached_property
@@ -322,7 +324,7 @@ class BlockLayout:
         """
         if torch.compiler.is_compiling():
             return
-        if any([_version(tensor) != version for tensor, version in self._watched]):  # type: ignore[attr-defined]
+        if any([_version(tensor) != version for tensor, version in self._watched]):
             raise ValueError("layout: one of its tensors was written in place after validation; build a new BlockLayout")
 
     def __reduce__(self) -> tuple[object, ...]:

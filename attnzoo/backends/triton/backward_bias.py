@@ -45,7 +45,7 @@ def backward_bias_kernel(
     that others write. SUMMED: "rows" or "columns", along which the walk goes, or None. Tensors: as in the
     forward; grad_bias `(B or 1, Hq or 1, Sq or 1, Skv or 1)`.
     """
-    batches, q_heads, group, q_len, kv_len, _ = sizes
+    _, q_heads, group, q_len, kv_len, _ = sizes
     lengths = (q_len, kv_len)
     left, right, diagonal = band
     walk_batches, walk_heads, walk_rows, walk_columns = walk  # how many of each one program sums over
@@ -83,7 +83,7 @@ def backward_bias_kernel(
             q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, BLOCK_M, True, WIDE)
             k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, BLOCK_N, True, WIDE)
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
-            s, _ = score_tile(product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, True, FOLDED)
+            s = score_tile(product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, True, FOLDED)[0]
             p = exp_above(s, load_lse(lse_ptr + stats, rows, q_len, FOLDED)[:, None], scale, FOLDED)  # (BLOCK_M, BLOCK_N)
             g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, BLOCK_M, True, WIDE)
             v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, BLOCK_N, True, WIDE)

@@ -47,6 +47,8 @@ def backward_keys_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     FIRST_PHASE: tl.constexpr,
+    LAST_PHASE: tl.constexpr,
+    GROUPED: tl.constexpr,
     FOLDED: tl.constexpr,
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
@@ -75,36 +77,37 @@ def backward_keys_kernel(
     start, stop = bounds[0], bounds[3]
     if segments is not None:
         start, stop = segment_walk(segments[7], kv_len, segments[6], q_len, batch, column, column + BLOCK_N - 1, start, stop, BLOCK_M)
-    for member in range(0, group):
-        head = kv_head * group + member
-        q_head, q_row = head_of(q, batch, head)
-        g_head, g_row = head_of(grad_o, batch, head)
-        first_row = (batch * q_heads + head) * q_len
-        for phase in tl.static_range(FIRST_PHASE, 3):
-            begin = bounds[phase] if phase > FIRST_PHASE else start
-            end = bounds[phase + 1] if phase < 2 else stop
-            for row in tl.range(begin, end, BLOCK_M):
-                rows = row + tl.arange(0, BLOCK_M)
-                i = rows[None, :]
-                q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, BLOCK_M, phase != 1, WIDE)
-                product = dot(k_tile, tl.trans(q_tile), None, PRECISION)
-                s, slope = score_tile(
-                    product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
-                )  # (BLOCK_N, BLOCK_M)
-                p = exp_above(s, load_lse(lse_ptr + first_row, rows, q_len, FOLDED)[None, :], scale, FOLDED)
-                g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, BLOCK_M, phase != 1, WIDE)
-                dp = dot(v_tile, tl.trans(g_tile), None, PRECISION)  # (BLOCK_N, BLOCK_M)
-                kept_p = p
-                if dropout is not None:
-                    kept = tl.trans(dropout_tile(dropout, batch, head, rows[:, None], column, BLOCK_N))
-                    kept_p = tl.where(kept, p * dropout[2], 0.0)
-                    dp = tl.where(kept, dp * dropout[2], 0.0)
-                if grad_v is not None:
-                    dv = dot(kept_p.to(g_tile.dtype), g_tile, dv, PRECISION)
-                if grad_k is not None:
-                    delta = tl.load(delta_ptr + first_row + rows, mask=rows < q_len, other=0.0)
-                    ds = p * (dp - delta[None, :]) * slope
-                    dk = dot(ds.to(q_tile.dtype), q_tile, dk, PRECISION)
+    for phase in tl.static_range(FIRST_PHASE, LAST_PHASE + 1):
+        begin = bounds[phase] if phase > FIRST_PHASE else start
+        end = bounds[phase + 1] if phase < LAST_PHASE else stop
+        steps = tl.cdiv(end - begin, BLOCK_M)
+        for step in tl.range(0, steps * group if GROUPED else steps):
+            head = kv_head * group + step // steps if GROUPED else kv_head
+            row = begin + (step % steps if GROUPED else step) * BLOCK_M
+            q_head, q_row = head_of(q, batch, head)
+            g_head, g_row = head_of(grad_o, batch, head)
+            first_row = (batch * q_heads + head) * q_len
+            rows = row + tl.arange(0, BLOCK_M)
+            i = rows[None, :]
+            q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, BLOCK_M, True, WIDE)
+            product = dot(k_tile, tl.trans(q_tile), None, PRECISION)
+            s, slope = score_tile(
+                product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
+            )  # (BLOCK_N, BLOCK_M)
+            p = exp_above(s, load_lse(lse_ptr + first_row, rows, q_len, FOLDED)[None, :], scale, FOLDED)
+            g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, BLOCK_M, True, WIDE)
+            dp = dot(v_tile, tl.trans(g_tile), None, PRECISION)  # (BLOCK_N, BLOCK_M)
+            kept_p = p
+            if dropout is not None:
+                kept = tl.trans(dropout_tile(dropout, batch, head, rows[:, None], column, BLOCK_N))
+                kept_p = tl.where(kept, p * dropout[2], 0.0)
+                dp = tl.where(kept, dp * dropout[2], 0.0)
+            if grad_v is not None:
+                dv = dot(kept_p.to(g_tile.dtype), g_tile, dv, PRECISION)
+            if grad_k is not None:
+                delta = tl.load(delta_ptr + first_row + rows, mask=rows < q_len, other=0.0)
+                ds = p * (dp - delta[None, :]) * slope
+                dk = dot(ds.to(q_tile.dtype), q_tile, dk, PRECISION)
 
     if grad_k is not None:
         dk_head, dk_row = head_of(grad_k, batch, kv_head)
@@ -123,7 +126,10 @@ def backward_keys(problem: Problem, grad_o: Tensor, lse: Tensor, delta: Tensor, 
     outputs = {"grad_k": None if grad_k is None else strided(grad_k), "grad_v": None if grad_v is None else strided(grad_v)}
     tensors = {"q": problem.q, "k": problem.k, "v": problem.v, "grad_o": strided(grad_o), "bias": problem.bias, **outputs}
     wide = is_wide(*[tensor for name, tensor in tensors.items() if tensor is not None and name != "bias"])
-    constants = {**problem.constants(tile, FIRST_PHASE=problem.query_phase), "WIDE": wide}
+    constants = {
+        **problem.constants(tile, FIRST_PHASE=problem.query_phases[0], LAST_PHASE=problem.query_phases[1], GROUPED=spec.group > 1),
+        "WIDE": wide,
+    }
     kv_heads = spec.q_heads // spec.group
     streamed = spec.q_len * (spec.head_dim + spec.value_dim) * grad_o.element_size() * spec.group
     arguments = (

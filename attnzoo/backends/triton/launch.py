@@ -91,7 +91,7 @@ class Kernel:
             if not isinstance(argument, tuple):
                 signature[name] = _type_of(argument, "i32", (place,), constexprs)
                 continue
-            integer = "i64" if isinstance(argument[0], Tensor) else "i32"
+            integer = "i64" if isinstance(argument[0], Tensor) else "i32"  # strides, sizes
             signature[name] = tuple([_type_of(part, integer, (place, n), constexprs) for n, part in enumerate(argument)])
             if name in aligned:
                 units = [VECTOR_BYTES, *[VECTOR_BYTES // argument[0].element_size()] * (len(argument) - 1)]

@@ -60,7 +60,8 @@ def split_plan(problem: Problem) -> tuple[Tile, int] | None:
     tiles = heads // spec.group * -(-rows // tile.block_m)
     blocks = -(-spec.kv_len // tile.block_n)
     most = min(MOST_SPLITS, max(1, blocks // FEWEST_BLOCKS))
-    return tile, best_splits(tiles, most, 2 * processors)
+    splits = best_splits(tiles, most, 2 * processors)
+    return None if splits == 1 and spec.q_len > MOST_PACKED else (tile, splits)
 
 
 @lru_cache(maxsize=1024)

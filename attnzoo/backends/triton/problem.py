@@ -28,8 +28,8 @@ class Problem:
         self.device = spec.device
         self.capability = INTERPRETER if INTERPRETED else capability_of(spec.device)
         self.q, self.k, self.v = strided(inputs.q), strided(inputs.k), strided(inputs.v)
-        self.mask = None if inputs.mask is None else paired(inputs.mask)
-        self.bias = None if inputs.bias is None else paired(inputs.bias)
+        self.mask = paired(inputs.mask)
+        self.bias = paired(inputs.bias)
         self.segments = self._segments()
         self.dropout = self._dropout()
         self.band = binding_band(spec)
@@ -60,12 +60,13 @@ class Problem:
         return self._first_phase(self.band[0])
 
     @property
-    def query_phase(self) -> int:
-        """The same for a walk over queries, whose lower edge is the band's right one."""
-        return self._first_phase(self.band[1])
+    def query_phases(self) -> tuple[int, int]:
+        """First and last phase of a walk over queries, whose lower edge is the band's right one; it needs no mask at the tail."""
+        first = self._first_phase(self.band[1])
+        return first, max(first, 1 if self.band[0] is None else 2)
 
     def _first_phase(self, lower: int | None) -> int:
-        if self.mask is not None or self.segments is not None:
+        if self.inputs.mask is not None or self.segments is not None:
             return 2
         return 1 if lower is None else 0
 
@@ -96,13 +97,13 @@ class Problem:
         """What decides the types of the arguments."""
         spec, segments = self.spec, self.segments
         ids = None if segments is None else (segments[0].dtype, segments[3].dtype)
-        tables = tuple([None if table is None else (table[3] is None, table[4] is None) for table in (self.mask, self.bias)])
+        tables = tuple([tuple([part is None for part in table]) for table in (self.mask, self.bias)])
         absent = tuple([bound is None for bound in self.band])
         return spec.dtype, spec.bias_dtype, spec.sinks_dtype, spec.softcap is None, self.dropout is None, ids, tables, absent
 
     def variant(self, tile: Tile, constants: dict[str, Any], tensors: dict[str, Any], *more: Any) -> Variant:
         """The variant for these constants and named tensor tuples; `more` is what else differs in type."""
-        aligned = tuple([name for name, tensor in tensors.items() if tensor is not None and is_aligned(tensor)])
+        aligned = tuple([name for name, tensor in tensors.items() if tensor and is_aligned(tensor)])
         facts = (self.types, tuple(constants.values()), more)
         return Variant(facts, aligned, tile, self.capability, self.device.index)
 
@@ -128,14 +129,18 @@ def strided(tensor: Tensor) -> tuple[Any, ...]:
     return tensor, b if batch > 1 else 0, h if heads > 1 else 0, m if rows > 1 else 0
 
 
-def paired(table: Tensor) -> tuple[Any, ...]:
+def paired(table: Tensor | None) -> tuple[Any, ...]:
     """A mask or bias and its strides, 0 in broadcast dims; None where rows are one, or columns neighbours."""
+    if table is None:
+        return (None,)
     b, h, m, n = [stride if size > 1 else 0 for size, stride in zip(table.shape, table.stride())]
     return table, b, h, m if table.shape[2] > 1 else None, None if n == 1 else n
 
 
 def is_aligned(tensor: tuple[Any, ...]) -> bool:
     """Whether the pointer and all strides of a tensor tuple are multiples of 16 bytes."""
+    if tensor[0] is None:
+        return False
     strides = 0
     for stride in tensor[1:]:
         strides |= stride or 0

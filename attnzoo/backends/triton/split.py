@@ -98,10 +98,10 @@ def split_kernel(
             j = (column + tl.arange(0, BLOCK_N))[None, :]
             k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, BLOCK_N, phase != 1, WIDE)
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
-            s, _ = score_tile(
-                product, i, j, batch, heads[:, None], mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
-            )  # (BLOCK_M, BLOCK_N)
-            p, alpha, m_i, l_i = online_softmax(s, m_i, l_i, scale, (phase != 1) or (bias is not None), FOLDED)
+            s = score_tile(product, i, j, batch, heads[:, None], mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED)[
+                0
+            ]  # (BLOCK_M, BLOCK_N)
+            p, alpha, m_i, l_i = online_softmax(s, m_i, l_i, scale, (phase != 1) or (bias[0] is not None), FOLDED)
             if dropout is not None:
                 p = tl.where(dropout_tile(dropout, batch, heads[:, None], i, column, BLOCK_N), p, 0.0)
             v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, BLOCK_N, phase != 1, WIDE)

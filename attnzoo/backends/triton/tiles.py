@@ -1,7 +1,8 @@
 """What the kernels share: where a program works, tiles in and out, scores, the online softmax step.
 
 A tensor comes as a tuple: its pointer, then its strides in elements. The last stride of q, k, v and their
-kin is 1. Broadcast dims of mask and bias have stride 0. A feature that the call doesn't use is None.
+kin is 1. Broadcast dims of mask and bias have stride 0. A feature that the call doesn't use is None, an
+absent mask or bias (None,).
 
 Scores are FOLDED where nothing but a positive scale stands between the product and the softmax: they stay
 raw products, and `scale` brings them to powers of two in one fused multiply-add. Otherwise they are in
@@ -126,7 +127,7 @@ def keep_tile(i, j, batch, head, mask, segments, lengths, band):
         kept = kept & (j - i >= diagonal - left)
     if right is not None:
         kept = kept & (j - i <= diagonal + right)
-    if mask is not None:
+    if mask[0] is not None:
         kept = kept & (load_pairs(mask, batch, head, i, j, q_len, kv_len) != 0)
     if segments is not None:
         q_ids, q_batch, q_row, kv_ids, kv_batch, kv_row, _, _ = segments
@@ -157,7 +158,7 @@ def score_tile(product, i, j, batch, head, mask, bias, segments, lengths, band, 
             capped = tanh(s / softcap)
             s = capped * softcap
             slope = 1.0 - capped * capped
-        if bias is not None:
+        if bias[0] is not None:
             s += load_pairs(bias, batch, head, i, j, lengths[0], lengths[1]).to(tl.float32)
     if MASKED:
         s = tl.where(keep_tile(i, j, batch, head, mask, segments, lengths, band), s, -float("inf"))

@@ -1,0 +1,499 @@
+"""The Triton kernels of `flash` on a GPU: right first, then how fast.
+
+    python benchmarks/flash_gpu.py check          every feature against naive in fp32, and what only a GPU can show
+    python benchmarks/flash_gpu.py tune           each kernel under many tiles, for the tables in triton/table.py
+    python benchmarks/flash_gpu.py compare        against SDPA (FA2, cuDNN) and torch.compile(flex_attention)
+    python benchmarks/flash_gpu.py decode host    few queries over long caches; the host's share of a call
+
+Several words run one after the other. Results go to `$OUT/flash_gpu.json` too, if OUT is set.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnzoo.backends.flash import Flash
+from attnzoo.backends.naive import Naive
+from attnzoo.inputs import AttentionInputs
+from attnzoo.spec import AttentionSpec
+
+RESULTS: dict[str, Any] = {}
+DEVICE = "cuda"
+TOKENS, WIDTH = 16384, 2048
+EXTRAS = ("mask", "bias", "sinks", "segment_ids", "dropout_seed")
+TOLERANCE = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+# Correctness
+
+
+def attend(backend: Any, tensors: dict[str, Tensor], options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    spec = AttentionSpec.of(**tensors, **options)
+    extras = {name: value for name, value in {**tensors, **options}.items() if name in EXTRAS}
+    reasons = backend.unsupported_reasons(spec)
+    if reasons:
+        raise RuntimeError(f"refused: {reasons}")
+    o, lse = backend.attend(spec, AttentionInputs.of(spec, tensors["q"], tensors["k"], tensors["v"], **extras))
+    return o, lse
+
+
+def values_and_grads(backend: Any, tensors: dict[str, Tensor], options: dict[str, Any], upstream: tuple[Tensor, Tensor]) -> list[Tensor]:
+    leaves = {name: t.detach().requires_grad_(t.is_floating_point()) for name, t in tensors.items()}
+    o, lse = attend(backend, leaves, {**options, "return_lse": True})
+    wanted = [t for t in leaves.values() if t.requires_grad]
+    return [o, lse, *torch.autograd.grad([o, lse], wanted, [upstream[0].to(o.dtype), upstream[1]])]
+
+
+def worst_error(found: list[Tensor], truth: list[Tensor]) -> float:
+    worst = 0.0
+    for one, other in zip(found, truth):
+        one, other = one.float(), other.float()
+        if not torch.equal(one.isneginf(), other.isneginf()):
+            return float("inf")
+        one, other = one.nan_to_num(neginf=0.0, nan=float("inf")), other.nan_to_num(neginf=0.0)
+        if one.numel():
+            worst = max(worst, ((one - other).abs().max() / other.abs().max().clamp(min=1e-2)).item())
+    return worst
+
+
+def feature_cases() -> dict[str, dict[str, Any]]:
+    ids = torch.tensor([[0] * 130 + [1] * 150 + [-7] * 53, [3] * 333], device=DEVICE)
+    return {
+        "plain": {},
+        "causal": {"causal": True},
+        "d64": {"D": 64, "causal": True},
+        "d128": {"D": 128, "causal": True, "S": 700},
+        "d256": {"D": 256, "causal": True},
+        "d96-dv160": {"D": 96, "Dv": 160},
+        "d5-dv1": {"D": 5, "Dv": 1},
+        "short": {"Sq": 3, "S": 1000},
+        "short-causal": {"Sq": 5, "S": 3000, "causal": True, "align": "bottom_right", "D": 128},
+        "one-query": {"Sq": 1, "S": 4097, "D": 64},
+        "top-left": {"Sq": 400, "S": 200, "causal": True, "align": "top_left"},
+        "bottom-right": {"Sq": 400, "S": 200, "causal": True, "align": "bottom_right"},
+        "window": {"window": (70, 17)},
+        "causal-window": {"window": (90, None), "causal": True, "D": 128},
+        "mask": {"mask": (2, 4, 333, 333)},
+        "mask-keys": {"mask": (2, 1, 1, 333)},
+        "bias": {"bias": (2, 4, 333, 333)},
+        "bias-heads": {"bias": (1, 4, 333, 333), "causal": True, "D": 128},
+        "bias-keys": {"bias": (2, 1, 1, 333)},
+        "bias-rows": {"bias": (1, 4, 333, 1)},
+        "sinks": {"sinks": True, "causal": True},
+        "softcap": {"softcap": 2.0, "bias": (1, 1, 333, 333)},
+        "negative-scale": {"scale": -0.3},
+        "zero-scale": {"scale": 0.0},
+        "dropout": {"dropout_p": 0.3, "dropout_seed": 77, "D": 64},
+        "dropout-short": {"dropout_p": 0.3, "dropout_seed": 2**63 + 5, "Sq": 7, "S": 900},
+        "segments": {"segment_ids": ids},
+        "segments-causal": {"segment_ids": ids, "causal": True, "D": 128},
+        "one-kv-head": {"Hkv": 1, "D": 128, "causal": True},
+    }
+
+
+def check_feature(name: str, dtype: torch.dtype, *, Sq: int | None = None, S: int = 333, D: int = 32, **options: Any) -> tuple[str, float]:
+    generator = torch.Generator(DEVICE).manual_seed(len(name))
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, device=DEVICE, generator=generator)
+
+    Sq, Hkv, Dv = Sq or S, options.pop("Hkv", 2), options.pop("Dv", D)
+    tensors = {"q": randn(2, 4, Sq, D).to(dtype), "k": randn(2, Hkv, S, D).to(dtype), "v": randn(2, Hkv, S, Dv).to(dtype)}
+    if "mask" in options:
+        tensors["mask"] = randn(*options.pop("mask")) < 0.3
+    if "bias" in options:
+        tensors["bias"] = randn(*options.pop("bias"))
+    if options.pop("sinks", False):
+        tensors["sinks"] = randn(4)
+    upstream = randn(2, 4, Sq, Dv).to(dtype), randn(2, 4, Sq)
+    found = values_and_grads(Flash(), tensors, options, upstream)
+    if DEVICE == "cpu":  # only compiled
+        return name, 0.0
+    exact = {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
+    return name, worst_error(found, values_and_grads(Naive(), exact, options, upstream))
+
+
+def only_compile(capability: tuple[int, int], processors: int) -> None:
+    """Make this process fill Triton's cache on disk where it would launch; it never touches the GPU."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from attnzoo.backends.triton import launch, launchers, problem
+
+    def compile_source(self: Any, programs: int, arguments: Any, constants: Any, variant: Any) -> None:
+        target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
+        triton.compile(self.source(arguments, constants, variant.aligned), target=target, options=variant.tile.options)
+
+    launch.Kernel.launch = compile_source  # type: ignore[method-assign]
+    problem.capability_of = lambda device: capability
+    launchers.processors_of = lambda device: processors
+    Flash.unsupported_reasons = lambda self, spec: []  # type: ignore[method-assign]
+    global DEVICE
+    DEVICE = "cpu"
+    torch.set_num_threads(1)
+
+
+def compile_feature(name: str, dtype: torch.dtype) -> str:
+    try:
+        check_feature(name, dtype, **feature_cases()[name])
+    except Exception as failure:
+        return f"compiling {name} {dtype}: {type(failure).__name__} {str(failure)[:300]}"
+    return ""
+
+
+def compile_tile(kernel: str, dim: int, causal: bool, tile: tuple[int, ...]) -> str:
+    try:
+        runs_of(kernel, dim, causal, tile, "cpu", 256)()
+    except Exception as failure:
+        return f"compiling {kernel} {dim} {tile}: {type(failure).__name__} {str(failure)[:300]}"
+    return ""
+
+
+def in_parallel(compile_one: Callable[..., str], jobs: list[tuple[Any, ...]]) -> None:
+    """Compile on all cores before the GPU is asked for anything."""
+    began = time.time()
+    facts = torch.cuda.get_device_capability(), torch.cuda.get_device_properties().multi_processor_count
+    workers = min(16, os.cpu_count() or 1)
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=only_compile, initargs=facts) as pool:
+        failures = [failure for failure in pool.map(compile_one, *zip(*jobs)) if failure]
+    print(f"compiled {len(jobs)} jobs in {time.time() - began:.0f} s", *failures, sep="\n  ", flush=True)
+
+
+def check() -> None:
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    in_parallel(compile_feature, [(name, dtype) for name, dtype in itertools.product(feature_cases(), TOLERANCE)])
+    bad = []
+    for dtype, (name, options) in itertools.product(TOLERANCE, feature_cases().items()):
+        try:
+            _, error = check_feature(name, dtype, **dict(options))
+        except Exception as failure:
+            bad.append(f"{name} {dtype}: {type(failure).__name__} {str(failure)[:300]}")
+            continue
+        if not error <= TOLERANCE[dtype]:
+            bad.append(f"{name} {dtype}: {error:.2e}")
+    for probe in (far_elements, many_heads, odd_strides, graph_replay, side_stream, bitwise, million, shifts):
+        try:
+            probe()
+        except Exception as failure:
+            bad.append(f"{probe.__name__}: {type(failure).__name__} {str(failure)[:300]}")
+        torch.cuda.empty_cache()
+    print(f"check: {3 * len(feature_cases()) + 8} cases, {len(bad)} bad", *bad, sep="\n  ", flush=True)
+    RESULTS["check"] = bad
+
+
+def require(error: float, allowed: float, what: str) -> None:
+    if not error <= allowed:
+        raise AssertionError(f"{what}: error {error:.2e}, allowed {allowed:.0e}")
+
+
+def qkv(batch: int, heads: int, length: int, dim: int, dtype: torch.dtype = torch.bfloat16) -> dict[str, Tensor]:
+    return {n: torch.randn(batch, length, heads, dim, device="cuda", dtype=dtype).transpose(1, 2) for n in ("q", "k", "v")}
+
+
+def both(tensors: dict[str, Tensor], **options: Any) -> float:
+    o = tensors["q"].shape[:3]
+    upstream = torch.randn(*o, tensors["v"].shape[3], device="cuda"), torch.zeros(o, device="cuda")
+    exact = {name: t.float() for name, t in tensors.items()}
+    return worst_error(values_and_grads(Flash(), tensors, options, upstream), values_and_grads(Naive(), exact, options, upstream))
+
+
+def far_elements() -> None:
+    """Rows 2^25 elements apart: within one tile, offsets go beyond 2^31."""
+    storage = torch.zeros(2**25 * 100, device="cuda", dtype=torch.bfloat16)
+    far = storage.as_strided((1, 1, 100, 64), (2**25, 64, 2**25, 1))
+    far.copy_(torch.randn(1, 1, 100, 64))
+    other = torch.randn(1, 1, 100, 64, device="cuda", dtype=torch.bfloat16)
+    require(both({"q": far, "k": far, "v": far}), 3e-2, "far rows")
+    require(both({"q": other, "k": far, "v": other}, causal=True), 3e-2, "far keys")
+
+
+def many_heads() -> None:
+    tensors = {n: torch.randn(70000, 1, 4, 16, device="cuda", dtype=torch.float16) for n in "qkv"}
+    require(both(tensors, causal=True), 4e-3, "70000 batches")
+    tensors = {n: torch.randn(1, 70000, 100, 16, device="cuda", dtype=torch.float16) for n in "qkv"}
+    require(both(tensors), 4e-3, "70000 heads")
+
+
+def odd_strides() -> None:
+    packed = torch.randn(2, 130, 3, 4, 72, device="cuda", dtype=torch.float16)
+    q, k, v = [packed[:, :, n, :, 3:67].transpose(1, 2) for n in range(3)]
+    require(both({"q": q, "k": k, "v": v}), 4e-3, "packed slices")
+    require(both({"q": q, "k": k[:, :1].expand(2, 4, 130, 64), "v": v}), 4e-3, "expanded keys")
+    require(both({"q": q.contiguous(), "k": k.mT.contiguous().mT, "v": v.contiguous()}), 4e-3, "transposed keys")
+
+
+def graph_replay() -> None:
+    """Captured cold (nothing compiled for this head dim yet), replayed on fresh data."""
+    tensors = {n: torch.randn(1, 2, 200, 72, device="cuda", dtype=torch.float16) for n in "qkv"}
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        o, _ = attend(Flash(), tensors, {"causal": True})
+    for _ in range(100):
+        for tensor in tensors.values():
+            tensor.normal_()
+        graph.replay()
+        if not torch.equal(o, attend(Flash(), tensors, {"causal": True})[0]):
+            raise AssertionError("a graph replay differs from eager")
+
+
+def side_stream() -> None:
+    tensors = qkv(2, 4, 1000, 64)
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(20):
+            tensors["q"].normal_()
+        o, _ = attend(Flash(), tensors, {})
+    stream.synchronize()
+    if not torch.equal(o, attend(Flash(), tensors, {})[0]):
+        raise AssertionError("differs on a side stream")
+
+
+def bitwise() -> None:
+    tensors = qkv(2, 4, 777, 64)
+    upstream = torch.randn(2, 4, 777, 64, device="cuda"), torch.randn(2, 4, 777, device="cuda")
+    first = values_and_grads(Flash(), tensors, {"deterministic": True}, upstream)
+    for _ in range(200):
+        again = values_and_grads(Flash(), tensors, {"deterministic": True}, upstream)
+        if not all([torch.equal(a, b) for a, b in zip(first, again)]):
+            raise AssertionError("two equal calls differ")
+
+
+def million() -> None:
+    tensors = {n: t.requires_grad_() for n, t in qkv(1, 1, 2**20, 64).items()}
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    o, _ = attend(Flash(), tensors, {"causal": True})
+    o.backward(torch.randn_like(o))
+    extra = torch.cuda.max_memory_allocated() - before
+    print(f"million: {extra / 2**20:.0f} MiB beyond the inputs of {3 * 2**20 * 128 / 2**20:.0f} MiB")
+    if not all([t.grad.isfinite().all() for t in tensors.values()]):
+        raise AssertionError("not finite")
+
+
+def shifts() -> None:
+    for dtype, shift in itertools.product(TOLERANCE, (1e4, -1e4, torch.finfo(torch.float32).min)):
+        tensors = {n: torch.randn(1, 2, 200, 64, device="cuda", dtype=dtype) for n in "qkv"}
+        tensors["bias"] = torch.full((1, 1, 200, 200), shift, device="cuda")
+        require(both(tensors), max(2e-3, TOLERANCE[dtype]), f"shift by {shift}")
+
+
+# Speed
+
+
+def time_ms(run: Callable[[], Any], *, rounds: int = 5, budget_ms: float = 25.0) -> float:
+    """Median over rounds of the mean time of a call, by events."""
+    run()
+    torch.cuda.synchronize()
+    start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    run()
+    stop.record()
+    torch.cuda.synchronize()
+    calls = max(2, min(200, int(budget_ms / max(start.elapsed_time(stop), 1e-3))))
+    times = []
+    for _ in range(rounds):
+        start.record()
+        for _ in range(calls):
+            run()
+        stop.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(stop) / calls)
+    return statistics.median(times)
+
+
+def flops(batch: int, heads: int, length: int, dim: int, causal: bool) -> float:
+    return 4.0 * batch * heads * length * length * dim * (0.5 if causal else 1.0)
+
+
+CANDIDATES: dict[str, dict[int, list[tuple[int, int, int, int]]]] = {
+    "forward": {
+        64: [
+            (128, 64, 4, 3),
+            (128, 64, 4, 2),
+            (128, 128, 8, 2),
+            (128, 128, 8, 3),
+            (128, 64, 8, 3),
+            (64, 128, 4, 3),
+            (64, 64, 4, 3),
+            (128, 32, 4, 4),
+        ],
+        128: [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (128, 128, 8, 3), (64, 128, 4, 2), (64, 64, 4, 3), (64, 64, 4, 2)],
+        256: [(128, 64, 8, 2), (128, 32, 8, 3), (128, 32, 8, 2), (64, 64, 8, 2), (64, 64, 4, 2)],
+    },
+    "backward_keys": {
+        64: [
+            (64, 128, 8, 3),
+            (64, 128, 8, 2),
+            (64, 128, 8, 4),
+            (128, 128, 8, 2),
+            (64, 64, 4, 3),
+            (64, 64, 4, 2),
+            (128, 64, 8, 2),
+            (32, 128, 4, 3),
+        ],
+        128: [(64, 128, 8, 2), (64, 128, 8, 3), (64, 64, 8, 2), (32, 128, 8, 3), (64, 64, 4, 2), (32, 64, 4, 3)],
+        256: [(32, 64, 8, 2), (64, 64, 8, 1), (32, 64, 8, 1), (16, 64, 8, 2), (16, 64, 4, 2)],
+    },
+    "backward_queries": {
+        64: [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (128, 64, 4, 3), (64, 64, 4, 3), (64, 128, 4, 2), (128, 32, 4, 3)],
+        128: [(128, 64, 8, 2), (128, 64, 8, 3), (128, 128, 8, 2), (64, 64, 4, 2), (64, 64, 4, 3), (128, 32, 8, 3)],
+        256: [(128, 32, 8, 2), (64, 64, 8, 2), (128, 64, 8, 1), (64, 32, 4, 2), (64, 32, 8, 2)],
+    },
+}
+
+
+def runs_of(kernel: str, dim: int, causal: bool, tile: tuple[int, ...], device: str, length: int) -> Callable[[], Any]:
+    """A closure that runs one kernel under one tile."""
+    from attnzoo.backends.triton import backward_keys, backward_queries, forward, problem, table
+
+    table.HOPPER[kernel] = {256: table.Tile(*tile)}
+    table.tile_for.cache_clear()
+    heads, batch = (WIDTH // dim, max(1, TOKENS // length)) if device == "cuda" else (2, 1)
+    q, k, v, g = [torch.randn(batch, length, heads, dim, device=device).to(torch.bfloat16).transpose(1, 2) for _ in range(4)]
+    spec = AttentionSpec.of(q, k, v, causal=causal)
+    call = problem.Problem(spec, AttentionInputs.of(spec, q, k, v))
+    lse = torch.full((batch, heads, length), 8.0, device=device)
+    delta, o, dk, dv = torch.zeros_like(lse), torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    return {
+        "forward": lambda: forward.forward(call, o, lse),
+        "backward_keys": lambda: backward_keys.backward_keys(call, g, lse, delta, dk, dv),
+        "backward_queries": lambda: backward_queries.backward_queries(call, g, lse, delta, o),
+    }[kernel]
+
+
+def tune(length: int = 4096) -> None:
+    jobs = [(k, d, c, t) for k, dims in CANDIDATES.items() for d, tiles in dims.items() for c in (False, True) for t in tiles]
+    in_parallel(compile_tile, jobs)
+    rows = []
+    factor = {"forward": 1.0, "backward_keys": 2.0, "backward_queries": 1.5}
+    for (kernel, dim, causal), group in itertools.groupby(jobs, key=lambda job: job[:3]):
+        found = []
+        for _, _, _, tile in group:
+            try:
+                ms = time_ms(runs_of(kernel, dim, causal, tile, "cuda", length), rounds=3, budget_ms=15.0)
+            except Exception as failure:
+                print(kernel, dim, tile, type(failure).__name__, str(failure)[:80])
+                continue
+            found.append((flops(TOKENS // length, WIDTH // dim, length, dim, causal) * factor[kernel] / ms / 1e9, tile))
+        found.sort(reverse=True)
+        rows.append([kernel, dim, causal, found])
+        print(f"{kernel:17s} D={dim} causal={int(causal)}", "  ".join(f"{t}:{n:.0f}" for n, t in found), flush=True)
+    RESULTS["tune"] = rows
+
+
+def compare(lengths: tuple[int, ...] = (512, 2048, 8192), dims: tuple[int, ...] = (64, 128)) -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    torch._dynamo.config.recompile_limit = 1000
+    flash = Flash()
+    flex = torch.compile(flex_attention, dynamic=False)
+    rows = []
+    for dim, causal, length in itertools.product(dims, (False, True), lengths):
+        batch, heads = TOKENS // length, WIDTH // dim
+        tensors = {n: t.requires_grad_() for n, t in qkv(batch, heads, length, dim).items()}
+        q, k, v = tensors.values()
+        blocks = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device="cuda") if causal else None
+        calls: dict[str, Callable[[], Tensor]] = {
+            "flash": lambda: attend(flash, tensors, {"causal": causal})[0],  # noqa: B023
+            "fa2": lambda: sdpa(q, k, v, is_causal=causal),  # noqa: B023
+            "cudnn": lambda: sdpa(q, k, v, is_causal=causal),  # noqa: B023
+            "flex": lambda: flex(q, k, v, block_mask=blocks),  # noqa: B023
+        }
+        row: dict[str, Any] = {"dim": dim, "causal": causal, "length": length}
+        for name, call in calls.items():
+            kinds = {"fa2": [SDPBackend.FLASH_ATTENTION], "cudnn": [SDPBackend.CUDNN_ATTENTION]}.get(
+                name, list(SDPBackend.__members__.values())
+            )
+            with sdpa_kernel([kind for kind in kinds if kind is not SDPBackend.ERROR]):
+                o = call()
+                g = torch.randn_like(o)
+                with torch.no_grad():
+                    forward_ms = time_ms(call, rounds=5, budget_ms=15.0)
+                backward_ms = time_ms(lambda: torch.autograd.grad(o, [q, k, v], g, retain_graph=True), rounds=5, budget_ms=15.0)  # noqa: B023
+            useful = flops(batch, heads, length, dim, causal) / 1e9
+            row[name] = (useful / forward_ms, 2.5 * useful / backward_ms)
+        rows.append(row)
+        cells = "  ".join(f"{name} {row[name][0]:.0f}/{row[name][1]:.0f}" for name in calls)
+        print(f"D={dim} causal={int(causal)} S={length:6d}  fwd/bwd TFLOP/s  {cells}", flush=True)
+    for way, place in (("forward", 0), ("backward", 1)):
+        ratios = [row["flash"][place] / row["flex"][place] for row in rows]
+        print(f"{way}: flash/flex geometric mean {statistics.geometric_mean(ratios):.3f}, worst {min(ratios):.3f}")
+    RESULTS["compare"] = rows
+
+
+def decode() -> None:
+    source = torch.empty(2**30, device="cuda", dtype=torch.bfloat16)
+    target = torch.empty_like(source)
+    copy = 2 * source.numel() * 2 / time_ms(lambda: target.copy_(source)) / 1e9
+    flash = Flash()
+    rows = []
+    for batch, queries in itertools.product((1, 8), (1, 8)):
+        shapes = {"q": (batch, 64, queries, 128), "k": (batch, 8, 32768, 128), "v": (batch, 8, 32768, 128)}
+        tensors = {n: torch.randn(s, device="cuda", dtype=torch.bfloat16) for n, s in shapes.items()}
+        ms = time_ms(lambda: attend(flash, tensors, {"causal": True, "align": "bottom_right"}))  # noqa: B023
+        rate = 2 * tensors["k"].numel() * 2 / ms / 1e9
+        rows.append({"batch": batch, "queries": queries, "us": 1000 * ms, "TB/s": rate, "of copy": rate / copy})
+        print(f"decode B={batch} q={queries}: {1000 * ms:.0f} us, {rate:.2f} TB/s, {rate / copy:.2f} of a copy's {copy:.2f}", flush=True)
+    shapes = {"q": (1, 8, 256, 128), "k": (1, 1, 131072, 128), "v": (1, 1, 131072, 128)}
+    tensors = {n: torch.randn(s, device="cuda", dtype=torch.bfloat16) for n, s in shapes.items()}
+    ms = time_ms(lambda: attend(flash, tensors, {}))
+    rows.append({"few heads": 4 * 8 * 256 * 131072 * 128 / ms / 1e9})
+    print(f"256 queries over 131072 keys, 8/1 heads: {rows[-1]['few heads']:.0f} TFLOP/s", flush=True)
+    RESULTS["decode"] = rows
+
+
+def host() -> None:
+    """Time on the host of a call, with the queue never empty of work to hide."""
+    flash = Flash()
+    tensors = qkv(1, 8, 256, 64)
+    with_grad = {n: t.detach().clone().requires_grad_() for n, t in tensors.items()}
+    g = torch.randn(1, 8, 256, 64, device="cuda", dtype=torch.bfloat16)
+
+    def both_ways() -> None:
+        attend(flash, with_grad, {"causal": True})[0].backward(g)
+
+    for name, call in (("forward", lambda: attend(flash, tensors, {"causal": True})), ("forward and backward", both_ways)):
+        times = []
+        for _ in range(20):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(50):
+                call()
+            times.append((time.perf_counter() - began) / 50)
+        RESULTS[f"host {name}"] = 1e6 * min(times)
+        print(f"host, {name}: {1e6 * min(times):.0f} us a call", flush=True)
+
+
+def main(words: list[str]) -> None:
+    from pathlib import Path
+
+    import triton
+
+    print(torch.cuda.get_device_name(), "torch", torch.__version__, "triton", triton.__version__, flush=True)
+    RESULTS["machine"] = [torch.cuda.get_device_name(), torch.__version__, triton.__version__]
+    actions = {"check": check, "tune": tune, "compare": compare, "decode": decode, "host": host}
+    for word in words:
+        began = time.time()
+        actions[word]()
+        print(f"[{word}: {time.time() - began:.0f} s]", flush=True)
+        if "OUT" in os.environ:
+            Path(os.environ["OUT"], "flash_gpu.json").write_text(json.dumps(RESULTS, indent=1))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -16,9 +16,7 @@ Block = int | tuple[int, int]
 Device = torch.device | str | None
 
 
-def causal(
-    q_len: int, kv_len: int | None = None, *, block: Block = 128, align: Align | None = None, device: Device = None
-) -> BlockLayout:
+def causal(q_len: int, kv_len: int | None = None, *, block: Block = 128, align: Align | None = None, device: Device = None) -> BlockLayout:
     """Query i sees key j only if `j <= p(i)`, as `causal=True` does.
 
     Args:
@@ -49,9 +47,7 @@ def sliding_window(
     return _band(q_len, kv_len, (left, right), block, align, device)
 
 
-def _band(
-    q_len: int, kv_len: int | None, window: Window, block: Block, align: Align | None, device: Device
-) -> BlockLayout:
+def _band(q_len: int, kv_len: int | None, window: Window, block: Block, align: Align | None, device: Device) -> BlockLayout:
     kv_len = q_len if kv_len is None else kv_len
     block_q, block_kv = block_size(block)
     check_window(window)

@@ -52,9 +52,7 @@ def _count(length: int, size: int) -> int:
     return -(-length // size)
 
 
-def dilated(
-    q_len: int, kv_len: int | None = None, *, reach: int, step: int = 2, block: Block = 128, device: Device = None
-) -> BlockLayout:
+def dilated(q_len: int, kv_len: int | None = None, *, reach: int, step: int = 2, block: Block = 128, device: Device = None) -> BlockLayout:
     """`reach` blocks on either side of the diagonal, `step` blocks apart (Longformer's dilated window)."""
     return _of_columns(q_len, kv_len, block, device, lambda row: [row + step * torch.arange(-reach, reach + 1, device=row.device)])
 

@@ -1,0 +1,107 @@
+"""Layouts from a Python function of the indices, evaluated block by block, never as one `q_len x kv_len` table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+from torch import Tensor
+
+from attnzoo.layout import BlockLayout, BlockLists, ElementRule, pack_bits
+from attnzoo.layouts.validation import block_size
+
+__all__ = ["MaskMod", "evaluate_blocks", "from_mask_mod"]
+
+MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+ELEMENTS_AT_ONCE = {"cpu": 2**22, "cuda": 2**28}  # of the mask; a chunk is at least one row of blocks
+
+
+def from_mask_mod(
+    mask_mod: MaskMod,
+    q_len: int,
+    kv_len: int,
+    *,
+    batch: int = 1,
+    heads: int = 1,
+    block: int | tuple[int, int] = 128,
+    device: torch.device | str | None = None,
+) -> BlockLayout:
+    """The layout of a mask function, as FlexAttention takes it: full blocks where it is True for all pairs,
+    partial blocks with packed bits where it is True for some.
+
+    Args:
+        mask_mod: `(b, h, i, j) -> bool`, on int64 tensors that broadcast against one another: 0-dim b and h,
+            `(n, 1)` i and `(1, m)` j. Use `&`, `|`, `~`, not `and`, `or`, `not`.
+        q_len, kv_len: lengths in tokens.
+        batch, heads: 1 where the function doesn't look at b or h.
+        block: tokens a block, one number or `(block_q, block_kv)`.
+        device: where the function is evaluated and the layout lives.
+    """
+    block_q, block_kv = block_size(block)
+    device = torch.device(device or "cpu")
+    rows, columns = -(-q_len // block_q), -(-kv_len // block_kv)
+    full, partial = (torch.zeros(batch * heads * rows, columns, dtype=torch.bool, device=device) for _ in range(2))
+    bits = []
+    for first, tiles in _chunks(mask_mod, q_len, kv_len, batch, heads, (block_q, block_kv), device):
+        kept, exists = tiles
+        here = slice(first, first + kept.shape[0])
+        full[here] = (kept | ~exists).flatten(-2).all(-1)
+        partial[here] = kept.flatten(-2).any(-1) & ~full[here]
+        bits.append(pack_bits(kept[partial[here]]))
+    return BlockLayout._trusted(
+        q_len=q_len,
+        kv_len=kv_len,
+        block_q=block_q,
+        block_kv=block_kv,
+        full=BlockLists.from_bool(full),
+        partial=BlockLists.from_bool(partial),
+        rule=ElementRule(bits=torch.cat(bits)) if bits and bool(partial.any()) else ElementRule(),
+        batch=batch,
+        heads=heads,
+    )
+
+
+def _chunks(
+    mask_mod: MaskMod, q_len: int, kv_len: int, batch: int, heads: int, block: tuple[int, int], device: torch.device
+) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
+    """`(first row, (kept, exists))`, the tiles `(rows, columns, block_q, block_kv)` of some rows of one head."""
+    block_q, block_kv = block
+    rows, columns = -(-q_len // block_q), -(-kv_len // block_kv)
+    step = max(1, ELEMENTS_AT_ONCE.get(device.type, 2**22) // max(block_q * columns * block_kv, 1))
+    j = torch.arange(columns * block_kv, device=device)[None, :]
+    for head in range(batch * heads):
+        b, h = (torch.tensor(index, device=device) for index in divmod(head, heads))
+        for first in range(0, rows, step):
+            count = min(step, rows - first)
+            i = torch.arange(first * block_q, (first + count) * block_q, device=device)[:, None]
+            exists = (i < q_len) & (j < kv_len)
+            kept = _called(mask_mod, b, h, i.clamp(max=q_len - 1), j.clamp(max=kv_len - 1)).expand(exists.shape) & exists
+
+            def tiled(table: Tensor, count: int = count) -> Tensor:
+                return table.view(count, block_q, columns, block_kv).transpose(1, 2)
+
+            yield head * rows + first, (tiled(kept), tiled(exists))
+
+
+def _called(mask_mod: MaskMod, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+    kept = mask_mod(b, h, i, j)
+    if not isinstance(kept, Tensor) or kept.dtype != torch.bool:
+        found = kept.dtype if isinstance(kept, Tensor) else type(kept).__name__
+        raise TypeError(f"mask_mod returned {found}; it takes a function that returns a bool tensor")
+    return kept
+
+
+def evaluate_blocks(mask_mod: MaskMod, lists: BlockLists, like: BlockLayout) -> Tensor:
+    """The mask function on every block of `lists`: `(blocks, block_q, block_kv)` bool; pairs past the ends are False.
+
+    Args:
+        lists: over the rows of `like`, a layout that gives lengths, block size, batch and heads.
+    """
+    device = like.device
+    row = lists.row_of_each()
+    head, row = torch.div(row, like.rows, rounding_mode="floor"), row % like.rows
+    i = (row * like.block_q)[:, None, None] + torch.arange(like.block_q, device=device)[None, :, None]
+    j = (lists.indices.long() * like.block_kv)[:, None, None] + torch.arange(like.block_kv, device=device)[None, None, :]
+    b, h = torch.div(head, like.heads, rounding_mode="floor")[:, None, None], (head % like.heads)[:, None, None]
+    exists = (i < like.q_len) & (j < like.kv_len)
+    return _called(mask_mod, b, h, i.clamp(max=like.q_len - 1), j.clamp(max=like.kv_len - 1)).expand(exists.shape) & exists

@@ -8,7 +8,6 @@ from torch import Tensor
 from attnzoo.layout import BlockLayout, BlockLists, ElementRule, pack_bits, unpack_bits
 from attnzoo.layouts.validation import block_size, check_int, check_readable
 
-
 WHOLE = slice(None)
 
 

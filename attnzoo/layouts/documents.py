@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from attnzoo.layout import BlockLayout, BlockLists, ElementRule, pack_bits
+from attnzoo.layout import BlockLayout, ElementRule, pack_bits
 from attnzoo.layouts.bands import causal
 from attnzoo.layouts.mask_mod import evaluate_blocks
 from attnzoo.layouts.ranges import lists_of_ranges

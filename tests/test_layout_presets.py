@@ -1,0 +1,151 @@
+"""Presets stand for the masks they name, classify their blocks as `from_dense` does, and are valid."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnzoo import BlockLayout, layouts
+from attnzoo.layouts.validation import validate
+
+BLOCKS = (1, 3, 4, 8, 16, 100)
+ALIGNMENTS = ("top_left", "bottom_right")
+
+
+def indices(q_len: int, kv_len: int) -> tuple[Tensor, Tensor]:
+    return torch.arange(q_len)[:, None], torch.arange(kv_len)[None, :]
+
+
+def check(layout: BlockLayout, mask: Tensor, *, exact: bool = True) -> None:
+    """The layout is valid and equals the mask; `exact`: with the very blocks that `from_dense` finds."""
+    validate(layout)
+    assert torch.equal(layout.to_dense().expand(mask.expand_as(layout.to_dense()).shape), mask.expand_as(layout.to_dense())), layout.facts
+    rebuilt = BlockLayout(
+        layout.q_len, layout.kv_len, layout.block_q, layout.block_kv, layout.full, layout.partial, layout.rule, layout.batch, layout.heads
+    )
+    for mine, sorted_ in zip(layout.transposed[:2], rebuilt.transposed[:2]):
+        assert torch.equal(mine.offsets, sorted_.offsets)
+        assert torch.equal(mine.indices, sorted_.indices)
+    if exact:
+        dense = BlockLayout.from_dense(mask.expand(layout.batch, layout.heads, *mask.shape[-2:]), block=(layout.block_q, layout.block_kv))
+        for mine, theirs in ((layout.full, dense.full), (layout.partial, dense.partial)):
+            assert torch.equal(mine.offsets, theirs.offsets), layout.facts
+            assert torch.equal(mine.indices, theirs.indices), layout.facts
+
+
+def draws(count: int):
+    rng = random.Random(0)
+    for _ in range(count):
+        yield rng, rng.randint(1, 70), rng.randint(1, 70), (rng.choice(BLOCKS), rng.choice(BLOCKS)), rng.choice(ALIGNMENTS)
+
+
+def test_bands():
+    for rng, q_len, kv_len, block, align in draws(200):
+        left, right = (rng.choice([None, 0, 1, 5, 20, 90]) for _ in range(2))
+        i, j = indices(q_len, kv_len)
+        p = i + (kv_len - q_len if align == "bottom_right" else 0)
+        mask = (j >= p - (1000 if left is None else left)) & (j <= p + (1000 if right is None else right))
+        check(layouts.sliding_window(q_len, kv_len, window=(left, right), block=block, align=align), mask)
+        check(layouts.causal(q_len, kv_len, block=block, align=align), j <= p)
+
+
+def test_prefix_lm():
+    for rng, q_len, kv_len, block, align in draws(100):
+        prefix = rng.randint(0, 80)
+        i, j = indices(q_len, kv_len)
+        p = i + (kv_len - q_len if align == "bottom_right" else 0)
+        check(layouts.prefix_lm(q_len, kv_len, prefix=prefix, block=block, align=align), (j < prefix) | (j <= p), exact=False)
+
+
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_documents(is_causal):
+    for rng, _, _, (block, _), _ in draws(60):
+        lengths = [rng.randint(0, 20) for _ in range(rng.randint(1, 6))] + [1]
+        ids = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+        batched = torch.stack([ids, torch.randint(-3, 4, ids.shape).sort().values])
+        i, j = indices(len(ids), len(ids))
+        order = (j <= i) | torch.tensor(not is_causal)
+        check(layouts.documents(lengths, causal=is_causal, block=block), (ids[:, None] == ids) & order, exact=not is_causal)
+        mask = (batched[:, None, :, None] == batched[:, None, None, :]) & order
+        check(layouts.documents(batched, causal=is_causal, block=block), mask, exact=not is_causal)
+
+
+def test_mask_mod():
+    for rng, q_len, kv_len, block, _ in draws(40):
+        table = torch.rand(2, 3, q_len, kv_len) > rng.choice([0.0, 0.1, 0.9, 1.0])
+        table[:, :, : q_len // 2, : kv_len // 2] = True
+        made = layouts.from_mask_mod(lambda b, h, i, j, t=table: t[b, h, i, j], q_len, kv_len, batch=2, heads=3, block=block)
+        check(made, table)
+
+
+def test_topk_takes_the_best_blocks():
+    scores = torch.tensor([[0.1, 0.9, 0.5], [0.7, -1.0, 0.8]])
+    made = layouts.topk(scores, 2, q_len=30, kv_len=40, block=16)
+    validate(made)
+    assert made.full.indices.tolist() == [1, 2, 0, 2]
+    assert made.full.offsets.tolist() == [0, 2, 4]
+
+
+# Patterns, by hand: rows of blocks, "#" for one that exists
+BUTTERFLY_8 = ["###.#...", "####.#..", "#####.#.", ".#####.#", "#.#####.", ".#.#####", "..#.####", "...#.###"]
+STRIDED_8 = ["##..#...", "###..#..", ".###..#.", "..###..#", "#..###..", ".#..###.", "..#..###", "...#..##"]
+FIXED_8 = ["####...#"] * 4 + ["...#####"] * 4
+LONGFORMER_6 = ["######", "###...", "####..", "#.###.", "#..###", "#...##"]
+DILATED_6 = ["#.#...", ".#.#..", "#.#.#.", ".#.#.#", "..#.#.", "...#.#"]
+
+
+@pytest.mark.parametrize(
+    ("made", "rows"),
+    [
+        (layouts.butterfly(64, block=8), BUTTERFLY_8),
+        (layouts.strided(64, stride=4, reach=1, block=8), STRIDED_8),
+        (layouts.fixed(64, stride=4, block=8), FIXED_8),
+        (layouts.longformer(48, reach=1, block=8), LONGFORMER_6),
+        (layouts.dilated(48, reach=1, step=2, block=8), DILATED_6),
+    ],
+    ids=["butterfly", "strided", "fixed", "longformer", "dilated"],
+)
+def test_patterns_by_hand(made, rows):
+    validate(made)
+    blocks = torch.tensor([[block == "#" for block in row] for row in rows])
+    assert torch.equal(made.to_dense()[0, 0, ::8, ::8], blocks)
+
+
+@pytest.mark.parametrize("make", [layouts.bigbird, lambda n, **o: layouts.random(n, density=0.25, **o)], ids=["bigbird", "random"])
+def test_drawn_patterns_follow_their_seed(make):
+    first, again, other = make(512, seed=3, block=16), make(512, seed=3, block=16), make(512, seed=4, block=16)
+    validate(first)
+    assert torch.equal(first.full.indices, again.full.indices)
+    assert not torch.equal(first.full.indices, other.full.indices)
+    assert first.to_dense()[0, 0].diagonal().all()
+
+
+def test_random_has_its_density():
+    assert layouts.random(64 * 16, density=0.25, block=16).density == pytest.approx(0.25)
+    assert layouts.random(640, 320, density=0.0, diagonal=False, block=16).density == 0.0
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: layouts.causal(4, 8), "align"),
+        (lambda: layouts.sliding_window(8, window=(-1, 0)), "window"),
+        (lambda: layouts.strided(8, stride=0), "stride"),
+        (lambda: layouts.random(8, density=1.5), "density"),
+        (lambda: layouts.prefix_lm(8, prefix=-1), "prefix"),
+        (lambda: layouts.documents([3, -1]), "documents"),
+        (lambda: layouts.documents(torch.tensor([1, 0])), "documents"),
+        (lambda: layouts.documents(torch.tensor([0.5])), "documents"),
+        (lambda: layouts.topk(torch.rand(2, 2), 3, q_len=2, kv_len=2, block=1), "k is 3"),
+        (lambda: layouts.topk(torch.rand(2, 2), 1, q_len=9, kv_len=2, block=1), "scores"),
+        (lambda: layouts.topk(torch.ones(2, 2, dtype=torch.int32), 1, q_len=2, kv_len=2, block=1), "scores"),
+        (lambda: layouts.from_mask_mod(lambda b, h, i, j: i - j, 4, 4), "mask_mod"),
+        (lambda: layouts.butterfly(8, block=0), "block"),
+    ],
+)
+def test_malformed_arguments_are_named(call, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        call()

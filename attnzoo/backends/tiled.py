@@ -74,9 +74,9 @@ def forward_chunk(chunk: HeadChunk, sizes: TileSizes, buffer: TileBuffer, o: Ten
         q = chunk.fold(inputs.q, rows)
         state = None if inputs.sinks is None else sink_state(sinks_of_rows(chunk, rows), spec.value_dim)
         for tile in tiles:
-            scores = capped_products(chunk, q, k[:, tile.columns], buffer)
+            scores = capped_products(chunk, q, tile.keys_of(k), buffer)
             add_bias_and_mask(chunk, tile, scores)
-            state, _ = online_softmax_step(state, scores, v[:, tile.columns], dropout_kept(chunk, tile))
+            state, _ = online_softmax_step(state, scores, tile.keys_of(v), dropout_kept(chunk, tile))
         if state is None:
             o[:, :, rows], lse[:, :, rows] = 0.0, -torch.inf
             continue
@@ -136,7 +136,7 @@ def backward_chunk(
             through_sink = exp_(sinks_of_rows(chunk, rows) - row.lse).mul_(row.delta)
             totals.sinks[chunk.q_heads] -= chunk.unfold(through_sink).sum((0, 2, 3))
         for tile in tiles if needs_tiles else ():
-            backward_tile(chunk, tile, row, k[:, tile.columns], v[:, tile.columns], buffers, totals)
+            backward_tile(chunk, tile, row, tile.keys_of(k), tile.keys_of(v), buffers, totals)
         if totals.q is not None:
             chunk.of_queries(totals.q)[:, :, rows] = chunk.unfold(row.grad_q)
 

@@ -55,6 +55,10 @@ class Tile:
     def of_run(cls, rows: slice, run: slice, partial: PartialBlocks | None = None) -> Tile:
         return cls(rows, (run,), run, partial)
 
+    def keys_of(self, tensor: Tensor) -> Tensor:
+        """The tile's part of `(n, Skv, D)`: a view where its keys are neighbours."""
+        return tensor[:, self.columns] if isinstance(self.columns, slice) else tensor.index_select(1, self.columns)
+
 
 def choose_sizes(spec: AttentionSpec) -> TileSizes:
     """Sizes that keep a tile in cache on a CPU, and keep a GPU busy.

@@ -121,14 +121,37 @@ def attention(
     kind = spec.device.type
     if kind != "meta" and torch.is_autocast_enabled(kind):
         with torch.autocast(kind, enabled=False):  # the inputs are cast: inside a backend nothing is cast again
-            o, lse = chosen.attend(spec, inputs)
+            result = chosen.attend(spec, inputs)
     else:
-        o, lse = chosen.attend(spec, inputs)
-    if not return_lse:
-        return o
-    if lse is None:
-        raise RuntimeError(f"backend {chosen.name!r} returned no lse where return_lse=True; this is its fault")
-    return o, lse
+        result = chosen.attend(spec, inputs)
+    if not _is_result(spec, result):
+        raise RuntimeError(f"backend {chosen.name!r} returned {_fault(spec, result)}; this is its fault")
+    return result if return_lse else result[0]  # type: ignore[return-value]
+
+
+def _is_result(spec: AttentionSpec, result: object) -> bool:
+    if type(result) is not tuple or len(result) != 2:
+        return False
+    o, lse = result
+    if not isinstance(o, Tensor) or o.dtype != spec.dtype or o.shape != (spec.batch, spec.q_heads, spec.q_len, spec.value_dim):
+        return False
+    return not spec.return_lse or (isinstance(lse, Tensor) and lse.shape == o.shape[:3])
+
+
+def _described(result: object) -> str:
+    if isinstance(result, Tensor):
+        return f"a tensor {tuple(result.shape)} {result.dtype}"
+    if isinstance(result, tuple):
+        return f"({', '.join([_described(part) for part in result])})"
+    return "None" if result is None else f"a {type(result).__name__}"
+
+
+def _fault(spec: AttentionSpec, result: object) -> str:
+    if isinstance(result, tuple) and len(result) == 2 and spec.return_lse and result[1] is None:
+        return "no lse where return_lse=True"
+    o = (spec.batch, spec.q_heads, spec.q_len, spec.value_dim)
+    lse = f"a tensor {o[:3]} {spec.accumulator_dtype}" if spec.return_lse else "None"
+    return f"{_described(result)} where (a tensor {o} {spec.dtype}, {lse}) is due"
 
 
 class BoundBackend(Backend):
@@ -180,7 +203,10 @@ def explain(q: Tensor, k: Tensor, v: Tensor, *, backend: Choice | None = None, *
 
 @contextlib.contextmanager
 def use(backend: Choice) -> Iterator[None]:
-    """The default backend, or order of preference, within this context; threads and tasks keep their own."""
+    """The default backend, or order of preference, within this context; threads and tasks keep their own.
+
+    While any thread is inside, a call under torch.compile must name its backend, or raises RuntimeError.
+    """
     known = registry.default()
     known.require_known(known.order(backend))
     token = _preferred.set(backend)
@@ -202,7 +228,7 @@ def _count_use(change: int) -> None:
 def _default_choice() -> Choice:
     if torch.compiler.is_compiling():
         if _any_use_active:
-            raise RuntimeError("inside attnzoo.use() a compiled call must name its backend: torch.compile can't see the context")
+            raise RuntimeError("while any thread is inside attnzoo.use(), a compiled call must name its backend: it can't see the context")
         return AUTO
     return _preferred.get() or AUTO
 

@@ -376,7 +376,7 @@ def _check_scale(scale: object, head_dim: int) -> float:
     if scale is None:
         return head_dim**-0.5 if head_dim else 1.0
     number = _check_number("scale", scale, "a finite number, or None for head_dim ** -0.5")
-    if not math.isfinite(number):
+    if not -math.inf < number < math.inf:  # math.isfinite can't be traced on a scale that changes
         raise ValueError(f"scale is {scale!r}; it takes a finite number, or None for head_dim ** -0.5")
     return number
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def assert_same(compiled, eager, inputs):
     for place, (one, other) in enumerate(zip(found, expected)):
         torch.testing.assert_close(one, other, msg=lambda text, place=place: f"output {place} differs from eager: {text}")
         assert one.stride() == other.stride(), f"output {place} has strides {one.stride()}, in eager {other.stride()}"
-    leaves = list({id(t): t for t in inputs if t.requires_grad}.values())
+    leaves = list({id(t): t for t in inputs if isinstance(t, torch.Tensor) and t.requires_grad}.values())
     if not leaves:
         return
     upstream = [torch.sin(torch.arange(out.numel(), dtype=out.dtype)).view_as(out) for out in expected]
@@ -158,6 +159,24 @@ def test_a_nameless_call_inside_use_raises(when):
     torch.testing.assert_close(compiled(*inputs), call(*inputs), msg="after use() it no longer works")
 
 
+def test_the_error_in_another_thread_says_why():
+    inputs, caught = [t.detach() for t in qkv()], []
+    compiled = torch.compile(lambda q, k, v: attnzoo.attention(q, k, v), fullgraph=True, backend="eager")
+
+    def run():
+        try:
+            compiled(*inputs)
+        except Exception as error:
+            caught.append(str(error))
+
+    with attnzoo.use("naive"):
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()
+    assert len(caught) == 1, "no error: a compiled call can't tell whose use() it is in"
+    assert "while any thread is inside attnzoo.use()" in caught[0], f"it says {caught[0]}"
+
+
 def test_a_named_call_inside_use_compiles():
     def call(q, k, v):
         return attnzoo.attention(q, k, v, backend="naive")
@@ -179,6 +198,16 @@ def test_drawn_dropout_follows_manual_seed():
         again = compiled(*inputs)
     assert torch.equal(first, again), "manual_seed does not repeat the draw"
     assert not torch.equal(first, second), "the seed was drawn once, at compile time"
+
+
+def test_numbers_that_change():
+    def call(q, k, v, scale, window, seed):
+        options = {"scale": scale, "softcap": abs(scale) + 1, "window": (window, 0), "dropout_p": 0.25, "dropout_seed": seed}
+        return attnzoo.attention(q, k, v, backend="tiled", **options)
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for numbers in ((1.0, 1, 0), (0.5, 2, 7), (-2.5, 3, -1), (0.0, 2**40, 2**64 - 1)):
+        assert_same(compiled, call, [*(t.detach() for t in qkv()), *numbers])
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnzoo.backend import FEATURES, Capabilities
 from attnzoo.backends.head_chunks import HeadChunk, head_chunks
-from attnzoo.backends.online_softmax import exp_, finish, online_softmax_step, sink_state
+from attnzoo.backends.online_softmax import exp_, finish, online_softmax_step, sink_state, whole_softmax_
 from attnzoo.backends.recompute import Gradients, RecomputingBackend, empty_output
 from attnzoo.backends.tile_scores import TileBuffer, add_bias_and_mask, capped_products, dropout_kept
 from attnzoo.backends.tiles import Tile, TileSizes, choose_sizes, query_tiles
@@ -18,6 +18,9 @@ from attnzoo.masks import tile_of
 from attnzoo.spec import DTYPES, AttentionSpec
 
 __all__ = ["Tiled"]
+
+Saved = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""o, lse, grad_o and grad_lse of a chunk, `(b, h, Sq, ...)`."""
 
 
 class Tiled(RecomputingBackend):
@@ -61,7 +64,8 @@ class Tiled(RecomputingBackend):
         totals = zero_gradients(spec, inputs)
         buffers = TileBuffer(), TileBuffer()
         for chunk in head_chunks(spec, inputs, sizes.heads):
-            saved = [None if tensor is None else chunk.of_queries(tensor) for tensor in (o, lse, grad_o, grad_lse)]
+            of = chunk.of_queries
+            saved = (of(o), of(lse), of(grad_o), None if grad_lse is None else of(grad_lse))
             backward_chunk(chunk, sizes, buffers, saved, totals)
         return in_input_dtypes(totals, inputs)
 
@@ -104,6 +108,8 @@ class BackwardRows:
         lse: +inf for a row with no key, so that its probabilities are 0.
         delta: `rowsum(dO * O) - dLSE`: what dS subtracts from dP.
         grad_q: filled tile by tile.
+        sinks: None without.
+        in_one_tile: all their keys are.
     """
 
     q: Tensor
@@ -111,29 +117,32 @@ class BackwardRows:
     lse: Tensor
     delta: Tensor
     grad_q: Tensor
+    sinks: Tensor | None
+    in_one_tile: bool
 
     @classmethod
-    def of(cls, chunk: HeadChunk, rows: slice, o: Tensor, lse: Tensor, grad_o: Tensor, grad_lse: Tensor | None) -> BackwardRows:
+    def of(cls, chunk: HeadChunk, rows: slice, tiles: list[Tile], saved: Saved) -> BackwardRows:
+        o, lse, grad_o, grad_lse = saved
         q, grad = chunk.fold(chunk.inputs.q, rows), chunk.fold(grad_o, rows)
         row_lse = chunk.fold(lse[..., None], rows)
         delta = (grad * chunk.fold(o, rows)).sum(-1, keepdim=True)
         if grad_lse is not None:
             delta = delta - chunk.fold(grad_lse[..., None], rows)
         is_empty = row_lse == -torch.inf
-        return cls(q, grad, row_lse.masked_fill(is_empty, torch.inf), delta.masked_fill_(is_empty, 0.0), torch.zeros_like(q))
+        row_lse, delta = row_lse.masked_fill(is_empty, torch.inf), delta.masked_fill_(is_empty, 0.0)
+        sinks = None if chunk.inputs.sinks is None else sinks_of_rows(chunk, rows)
+        return cls(q, grad, row_lse, delta, torch.zeros_like(q), sinks, len(tiles) == 1)
 
 
-def backward_chunk(
-    chunk: HeadChunk, sizes: TileSizes, buffers: tuple[TileBuffer, TileBuffer], saved: list[Tensor | None], totals: Gradients
-) -> None:
-    """Add the chunk's gradients to the totals; `saved` is its o, lse, grad_o and grad_lse."""
+def backward_chunk(chunk: HeadChunk, sizes: TileSizes, buffers: tuple[TileBuffer, TileBuffer], saved: Saved, totals: Gradients) -> None:
+    """Add the chunk's gradients to the totals."""
     spec, inputs = chunk.spec, chunk.inputs
     k, v = chunk.keys(inputs.k), chunk.keys(inputs.v)
     needs_tiles = spec.grads != ("sinks",)
     for rows, tiles in query_tiles(spec, inputs, sizes, chunk.layout_head):
-        row = BackwardRows.of(chunk, rows, *saved)  # type: ignore[arg-type]
-        if totals.sinks is not None:
-            through_sink = exp_(sinks_of_rows(chunk, rows) - row.lse).mul_(row.delta)
+        row = BackwardRows.of(chunk, rows, tiles, saved)
+        if totals.sinks is not None and row.sinks is not None:
+            through_sink = exp_(row.sinks - row.lse).mul_(row.delta)
             totals.sinks[chunk.q_heads] -= chunk.unfold(through_sink).sum((0, 2, 3))
         for tile in tiles if needs_tiles else ():
             backward_tile(chunk, tile, row, tile.keys_of(k), tile.keys_of(v), buffers, totals)
@@ -155,7 +164,7 @@ def backward_tile(
     p = capped_products(chunk, row.q, keys, buffers[0])
     slope = None if spec.softcap is None else (p / spec.softcap).square_().neg_().add_(1.0)
     add_bias_and_mask(chunk, tile, p)
-    exp_(p.sub_(row.lse))
+    p = whole_softmax_(p, row.sinks) if row.in_one_tile else exp_(p.sub_(row.lse))
     kept, spread = dropout_kept(chunk, tile), 1.0 / (1.0 - spec.dropout_p)
     if totals.v is not None:
         accumulate(chunk.keys(totals.v), tile, (p if kept is None else p * kept).mT, row.grad_o, spread)

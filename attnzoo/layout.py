@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -310,6 +311,37 @@ class BlockLayout:
             batch=self.batch,
             heads=self.heads,
         )
+
+    # Combinations and pictures
+
+    def __and__(self, other: BlockLayout) -> BlockLayout:
+        """The pairs that attend in both."""
+        from attnzoo.layouts.combine import intersection
+
+        return intersection(self, other) if isinstance(other, BlockLayout) else NotImplemented
+
+    def __or__(self, other: BlockLayout) -> BlockLayout:
+        """The pairs that attend in either."""
+        from attnzoo.layouts.combine import union
+
+        return union(self, other) if isinstance(other, BlockLayout) else NotImplemented
+
+    def __invert__(self) -> BlockLayout:
+        """The pairs that don't attend."""
+        from attnzoo.layouts.combine import complement
+
+        return complement(self)
+
+    def __str__(self) -> str:
+        from attnzoo.layouts.picture import text
+
+        return text(self)
+
+    def show(self, axes: Any = None, *, batch: int = 0, head: int = 0) -> Any:
+        """Draw one head's blocks into a matplotlib axes, a new one by default; returns it."""
+        from attnzoo.layouts.picture import draw
+
+        return draw(self, axes, batch=batch, head=head)
 
     def tensors(self) -> list[Tensor]:
         """Every tensor the layout is made of."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from attnzoo.layouts.bands import causal, sliding_window
+from attnzoo.layouts.combine import stack_heads
 from attnzoo.layouts.documents import documents, prefix_lm
 from attnzoo.layouts.mask_mod import from_mask_mod
 from attnzoo.layouts.patterns import bigbird, butterfly, dilated, fixed, longformer, random, strided
@@ -20,6 +21,7 @@ __all__ = [
     "prefix_lm",
     "random",
     "sliding_window",
+    "stack_heads",
     "strided",
     "topk",
 ]

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnzoo.backends.triton.launch import Kernel
 from attnzoo.backends.triton.problem import Problem, is_wide, strided
-from attnzoo.backends.triton.tiles import dot, dropout_tile, exp_above, head_of, load_lse, load_rows, score_tile
+from attnzoo.backends.triton.tiles import dot, dropout_tile, exp_above, first_stat, head_of, load_rows, score_tile
 
 
 @triton.jit
@@ -19,7 +19,7 @@ def backward_bias_kernel(
     v,
     grad_o,
     grad_bias,
-    lse_ptr,
+    pivot_ptr,
     delta_ptr,
     mask,
     bias,
@@ -79,19 +79,18 @@ def backward_bias_kernel(
             k_head, k_row = head_of(k, batch, head // group)
             v_head, v_row = head_of(v, batch, head // group)
             g_head, g_row = head_of(grad_o, batch, head)
-            stats = (batch * q_heads + head) * q_len
+            stat = first_stat(batch, head, q_heads, q_len) + rows
             q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, BLOCK_M, True, WIDE)
             k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, BLOCK_N, True, WIDE)
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
             s = score_tile(product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, True, FOLDED)[0]
-            p = exp_above(s, load_lse(lse_ptr + stats, rows, q_len, FOLDED)[:, None], scale, FOLDED)  # (BLOCK_M, BLOCK_N)
+            p = exp_above(s, tl.load(pivot_ptr + stat)[:, None], scale, FOLDED)  # (BLOCK_M, BLOCK_N)
             g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, BLOCK_M, True, WIDE)
             v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, BLOCK_N, True, WIDE)
             dp = dot(g_tile, tl.trans(v_tile), None, PRECISION)
             if dropout is not None:
                 dp = tl.where(dropout_tile(dropout, batch, head, i, column, BLOCK_N), dp * dropout[2], 0.0)
-            delta = tl.load(delta_ptr + stats + rows, mask=rows < q_len, other=0.0)
-            acc += p * (dp - delta[:, None])
+            acc += p * (dp - tl.load(delta_ptr + stat)[:, None])
 
     pointer, batch_stride, head_stride, row_stride, column_stride = grad_bias
     target = pointer + first_batch.to(tl.int64) * batch_stride + first_head.to(tl.int64) * head_stride
@@ -110,7 +109,7 @@ def backward_bias_kernel(
 KERNEL = Kernel(backward_bias_kernel)
 
 
-def backward_bias(problem: Problem, grad_o: Tensor, lse: Tensor, delta: Tensor) -> Tensor:
+def backward_bias(problem: Problem, grad_o: Tensor, stats: tuple[Tensor, Tensor]) -> Tensor:
     """The gradient of the bias, in its shape and dtype."""
     spec, tile, bias = problem.spec, problem.tile("backward_bias"), problem.inputs.bias
     assert bias is not None
@@ -119,10 +118,10 @@ def backward_bias(problem: Problem, grad_o: Tensor, lse: Tensor, delta: Tensor) 
     batch, heads, rows, columns = bias.shape
     row_tiles, column_tiles = -(-spec.q_len // tile.block_m), -(-spec.kv_len // tile.block_n)
     if columns == 1:  # fp32 parts, summed below: a walk over whole rows of one head keeps the card busy
-        summed, parts = "columns", lse.new_empty(spec.batch, spec.q_heads, spec.q_len, 1)
+        summed, parts = "columns", stats[0].new_empty(spec.batch, spec.q_heads, spec.q_len, 1)
         walk = (1, 1, 1, column_tiles)
     elif rows == 1:
-        summed, parts = "rows", lse.new_empty(spec.batch, spec.q_heads, 1, spec.kv_len)
+        summed, parts = "rows", stats[0].new_empty(spec.batch, spec.q_heads, 1, spec.kv_len)
         walk = (1, 1, row_tiles, 1)
     else:
         summed, parts = None, bias.new_empty(bias.shape)
@@ -136,8 +135,7 @@ def backward_bias(problem: Problem, grad_o: Tensor, lse: Tensor, delta: Tensor) 
         problem.v,
         tensors["grad_o"],
         (parts, *strides),
-        lse,
-        delta,
+        *stats,
         problem.mask,
         problem.bias,
         problem.segments,

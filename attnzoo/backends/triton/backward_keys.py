@@ -12,8 +12,8 @@ from attnzoo.backends.triton.tiles import (
     dot,
     dropout_tile,
     exp_above,
+    first_stat,
     head_of,
-    load_lse,
     load_rows,
     place,
     score_tile,
@@ -31,7 +31,7 @@ def backward_keys_kernel(
     grad_o,
     grad_k,
     grad_v,
-    lse_ptr,
+    pivot_ptr,
     delta_ptr,
     mask,
     bias,
@@ -53,10 +53,10 @@ def backward_keys_kernel(
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """`dV = P^T dO` and `dK = scale dS^T Q`, with `P = exp(S - lse)` and `dS = P (dO V^T - delta)`.
+    """`dV = P^T dO` and `dK = scale dS^T Q`, with `P = exp(S - pivot)` and `dS = P (dO V^T - delta)`.
 
     Tiles are keys by queries, so that P^T and dS^T are operands as they stand. Tensors: as in the forward;
-    grad_k, grad_v like k and v, either may be None; lse, delta `(B, Hq, Sq)` fp32. One program a tile of keys
+    grad_k, grad_v like k and v, either may be None; pivot, delta `(B, Hq, padded Sq)` fp32. One program a tile of keys
     of one kv head; it walks all query heads of the group, and nothing is added to memory that others write.
     """
     batches, q_heads, group, q_len, kv_len, wave = sizes
@@ -86,15 +86,15 @@ def backward_keys_kernel(
             row = begin + (step % steps if GROUPED else step) * BLOCK_M
             q_head, q_row = head_of(q, batch, head)
             g_head, g_row = head_of(grad_o, batch, head)
-            first_row = (batch * q_heads + head) * q_len
-            rows = row + tl.arange(0, BLOCK_M)
+            rows = tl.multiple_of(row, BLOCK_M) + tl.arange(0, BLOCK_M)
+            stat = first_stat(batch, head, q_heads, q_len) + rows
             i = rows[None, :]
             q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, BLOCK_M, True, WIDE)
             product = dot(k_tile, tl.trans(q_tile), None, PRECISION)
             s, slope = score_tile(
                 product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
             )  # (BLOCK_N, BLOCK_M)
-            p = exp_above(s, load_lse(lse_ptr + first_row, rows, q_len, FOLDED)[None, :], scale, FOLDED)
+            p = exp_above(s, tl.load(pivot_ptr + stat)[None, :], scale, FOLDED)
             g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, BLOCK_M, True, WIDE)
             dp = dot(v_tile, tl.trans(g_tile), None, PRECISION)  # (BLOCK_N, BLOCK_M)
             kept_p = p
@@ -105,8 +105,7 @@ def backward_keys_kernel(
             if grad_v is not None:
                 dv = dot(kept_p.to(g_tile.dtype), g_tile, dv, PRECISION)
             if grad_k is not None:
-                delta = tl.load(delta_ptr + first_row + rows, mask=rows < q_len, other=0.0)
-                ds = p * (dp - delta[None, :]) * slope
+                ds = p * (dp - tl.load(delta_ptr + stat)[None, :]) * slope
                 dk = dot(ds.to(q_tile.dtype), q_tile, dk, PRECISION)
 
     if grad_k is not None:
@@ -120,7 +119,7 @@ def backward_keys_kernel(
 KERNEL = Kernel(backward_keys_kernel)
 
 
-def backward_keys(problem: Problem, grad_o: Tensor, lse: Tensor, delta: Tensor, grad_k: Tensor | None, grad_v: Tensor | None) -> None:
+def backward_keys(problem: Problem, grad_o: Tensor, stats: tuple[Tensor, Tensor], grad_k: Tensor | None, grad_v: Tensor | None) -> None:
     """Fill `grad_k` and `grad_v`, either of which may be None."""
     spec, tile = problem.spec, problem.tile("backward_keys")
     outputs = {"grad_k": None if grad_k is None else strided(grad_k), "grad_v": None if grad_v is None else strided(grad_v)}
@@ -139,8 +138,7 @@ def backward_keys(problem: Problem, grad_o: Tensor, lse: Tensor, delta: Tensor, 
         tensors["grad_o"],
         outputs["grad_k"],
         outputs["grad_v"],
-        lse,
-        delta,
+        *stats,
         problem.mask,
         problem.bias,
         problem.segments,

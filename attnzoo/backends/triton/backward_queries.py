@@ -12,8 +12,8 @@ from attnzoo.backends.triton.tiles import (
     dot,
     dropout_tile,
     exp_above,
+    first_stat,
     head_of,
-    load_lse,
     load_rows,
     place,
     score_tile,
@@ -30,7 +30,7 @@ def backward_queries_kernel(
     v,
     grad_o,
     grad_q,
-    lse_ptr,
+    pivot_ptr,
     delta_ptr,
     mask,
     bias,
@@ -50,9 +50,9 @@ def backward_queries_kernel(
     PRECISION: tl.constexpr,
     WIDE: tl.constexpr,
 ):
-    """`dQ = scale dS K`, with `P = exp(S - lse)` and `dS = P (dO V^T - delta)`.
+    """`dQ = scale dS K`, with `P = exp(S - pivot)` and `dS = P (dO V^T - delta)`.
 
-    Tensors: as in the forward; grad_q like q; lse, delta `(B, Hq, Sq)` fp32. One program a tile of queries.
+    Tensors: as in the forward; grad_q like q; pivot, delta `(B, Hq, padded Sq)` fp32. One program a tile of queries.
     """
     batches, q_heads, group, q_len, kv_len, wave = sizes
     lengths = (q_len, kv_len)
@@ -66,11 +66,11 @@ def backward_queries_kernel(
     k_head, k_row = head_of(k, batch, head // group)
     v_head, v_row = head_of(v, batch, head // group)
     g_head, g_row = head_of(grad_o, batch, head)
-    first_row = (batch * q_heads + head) * q_len
+    stat = first_stat(batch, head, q_heads, q_len) + rows
     q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, D)
     g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, Dv)
-    lse = load_lse(lse_ptr + first_row, rows, q_len, FOLDED)[:, None]
-    delta = tl.load(delta_ptr + first_row + rows, mask=rows < q_len, other=0.0)[:, None]
+    pivot = tl.load(pivot_ptr + stat)[:, None]
+    delta = tl.load(delta_ptr + stat)[:, None]
     dq = tl.zeros([BLOCK_M, max(16, triton.next_power_of_2(HEAD_DIM))], tl.float32)
 
     bounds = visible(row, tl.minimum(row + BLOCK_M, q_len) - 1, kv_len, left, right, diagonal, BLOCK_N)
@@ -88,7 +88,7 @@ def backward_queries_kernel(
             s, slope = score_tile(
                 product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
             )  # (BLOCK_M, BLOCK_N)
-            p = exp_above(s, lse, scale, FOLDED)
+            p = exp_above(s, pivot, scale, FOLDED)
             dp = dot(g_tile, tl.trans(v_tile), None, PRECISION)
             if dropout is not None:
                 dp = tl.where(dropout_tile(dropout, batch, head, i, column, BLOCK_N), dp * dropout[2], 0.0)
@@ -102,7 +102,7 @@ def backward_queries_kernel(
 KERNEL = Kernel(backward_queries_kernel)
 
 
-def backward_queries(problem: Problem, grad_o: Tensor, lse: Tensor, delta: Tensor, grad_q: Tensor) -> None:
+def backward_queries(problem: Problem, grad_o: Tensor, stats: tuple[Tensor, Tensor], grad_q: Tensor) -> None:
     """Fill `grad_q`."""
     spec, tile = problem.spec, problem.tile("backward_queries")
     streams = {"q": problem.q, "k": problem.k, "v": problem.v, "grad_o": strided(grad_o), "grad_q": strided(grad_q)}
@@ -114,8 +114,7 @@ def backward_queries(problem: Problem, grad_o: Tensor, lse: Tensor, delta: Tenso
         problem.v,
         streams["grad_o"],
         streams["grad_q"],
-        lse,
-        delta,
+        *stats,
         problem.mask,
         problem.bias,
         problem.segments,

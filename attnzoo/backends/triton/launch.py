@@ -32,6 +32,7 @@ TYPES = {
     torch.int64: "*i64",
 }
 VECTOR_BYTES = 16
+OWN = ("pivot_ptr", "delta_ptr")  # allocated by the launchers, hence aligned
 
 
 class Variant(NamedTuple):
@@ -90,6 +91,8 @@ class Kernel:
         for place, (name, argument) in enumerate(zip(names, arguments, strict=True)):
             if not isinstance(argument, tuple):
                 signature[name] = _type_of(argument, "i32", (place,), constexprs)
+                if name in OWN:
+                    attrs[place,] = [["tt.divisibility", VECTOR_BYTES]]
                 continue
             integer = "i64" if isinstance(argument[0], Tensor) else "i32"  # strides, sizes
             signature[name] = tuple([_type_of(part, integer, (place, n), constexprs) for n, part in enumerate(argument)])

@@ -13,7 +13,7 @@ from attnzoo.backends.triton.backward_bias import backward_bias
 from attnzoo.backends.triton.backward_keys import backward_keys
 from attnzoo.backends.triton.backward_queries import backward_queries
 from attnzoo.backends.triton.combine import MOST_SPLITS, combine
-from attnzoo.backends.triton.delta import delta
+from attnzoo.backends.triton.delta import row_statistics
 from attnzoo.backends.triton.forward import forward as forward_whole
 from attnzoo.backends.triton.problem import Problem
 from attnzoo.backends.triton.split import split_forward
@@ -82,13 +82,13 @@ def backward(
     grads: dict[str, Any] = {name: _empty_rows_like(getattr(inputs, name)) for name in spec.grads if name in ("q", "k", "v")}
     with on_device(spec.device):
         problem = Problem(spec, inputs)
-        delta_rows, grad_sinks = delta(problem, o, grad_o, lse, grad_lse)
+        stats, grad_sinks = row_statistics(problem, o, grad_o, lse, grad_lse)
         if "k" in grads or "v" in grads:
-            backward_keys(problem, grad_o, lse, delta_rows, grads.get("k"), grads.get("v"))
+            backward_keys(problem, grad_o, stats, grads.get("k"), grads.get("v"))
         if "q" in grads:
-            backward_queries(problem, grad_o, lse, delta_rows, grads["q"])
+            backward_queries(problem, grad_o, stats, grads["q"])
         if "bias" in spec.grads:
-            grads["bias"] = backward_bias(problem, grad_o, lse, delta_rows)
+            grads["bias"] = backward_bias(problem, grad_o, stats)
     if grad_sinks is not None:
         grads["sinks"] = grad_sinks
     return grads

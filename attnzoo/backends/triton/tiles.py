@@ -17,6 +17,7 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 SEGMENT_TILE = tl.constexpr(64)
+ROW_PADDING = tl.constexpr(128)
 
 
 @triton.jit
@@ -41,9 +42,8 @@ def head_of(tensor, batch, head):
 def row_offsets(row_stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.constexpr):
     """Offsets within a tile: 64 bits only where its rows lie so far apart."""
     rows = tl.arange(0, ROWS)[:, None]
-    if WIDE:
-        return rows.to(tl.int64) * row_stride + tl.arange(0, BLOCK_D)[None, :]
-    return rows * tl.cast(row_stride, tl.int32) + tl.arange(0, BLOCK_D)[None, :]
+    steps = rows.to(tl.int64) * row_stride if WIDE else rows * tl.cast(row_stride, tl.int32)
+    return steps + tl.arange(0, BLOCK_D)[None, :]
 
 
 @triton.jit
@@ -197,11 +197,9 @@ def log_sum_exp(m_i, l_i, FOLDED: tl.constexpr):
 
 
 @triton.jit
-def load_lse(lse_ptr, rows, length, FOLDED: tl.constexpr):
-    """Pivots of the backward, +inf for rows with no key or out of range: every weight of theirs is 0."""
-    lse = tl.load(lse_ptr + rows, mask=rows < length, other=float("inf"))
-    lse = tl.where(lse == -float("inf"), float("inf"), lse)
-    return lse * LOG2E if FOLDED else lse
+def first_stat(batch, head, heads, q_len):
+    """Where a head's rows begin in pivot and delta, which are padded so that loads need no mask and are vectors."""
+    return (batch * heads + head) * (tl.cdiv(q_len, ROW_PADDING) * ROW_PADDING)
 
 
 @triton.jit

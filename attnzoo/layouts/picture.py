@@ -33,7 +33,7 @@ def text(layout: BlockLayout, batch: int = 0, head: int = 0) -> str:
     states = block_states(layout, batch, head)
     if not states.numel():
         return "(no blocks)"
-    size = [min(length, TEXT_ROWS) for length in states.shape]
+    size = (min(states.shape[0], TEXT_ROWS), min(states.shape[1], TEXT_ROWS))
     shades = torch.nn.functional.adaptive_avg_pool2d(states[None], size)[0]
     levels = (shades * (len(CHARACTERS) - 1)).ceil().long().tolist()  # a lone block among many still shows
     return "\n".join("".join(CHARACTERS[level] * 2 for level in row) for row in levels)

@@ -83,14 +83,16 @@ def make_call(problem: Problem, device: str | torch.device = "cpu") -> Call:
     rng = torch.Generator().manual_seed(problem.seed)
     dtype = getattr(torch, problem.dtype)
     q, k, v = _qkv(problem, rng)
-    tensors = [stored(t.to(dtype).to(device), how, offset=problem.offset) for t, how in zip((q, k, v), problem.storage)]
+    q, k, v = [stored(t.to(dtype).to(device), how, offset=problem.offset) for t, how in zip((q, k, v), problem.storage)]
     options = _options(problem) | _inputs(problem, rng, device)
     o_shape = (problem.batch, problem.q_heads, problem.q_len, problem.v_dim)
     grad_o = torch.randn(o_shape, generator=rng).to(dtype).to(device)
     lse_dtype = torch.float64 if problem.dtype == "float64" else torch.float32
     grad_lse = torch.randn(o_shape[:3], generator=rng).to(lse_dtype).to(device)
     call = Call(
-        *tensors,
+        q,
+        k,
+        v,
         options,
         problem.grads,
         _grad_o(grad_o, problem) if "o" in problem.loss.split("+") and problem.grads else None,

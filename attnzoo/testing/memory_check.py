@@ -87,7 +87,9 @@ class _Footprint:
         place = np.where(inside, offset, 0)
         if not len(self.valid):
             return inside
-        return inside & self.valid[place] & self.valid[np.minimum(place + size - 1, len(self.valid) - 1)]
+        ends = self.valid[np.minimum(place + size - 1, len(self.valid) - 1)]
+        valid: np.ndarray[Any, np.dtype[np.bool_]] = inside & self.valid[place] & ends
+        return valid
 
 
 class _Checker:

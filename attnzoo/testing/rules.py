@@ -90,4 +90,4 @@ def dropout_factor(call: Call) -> Tensor | None:
     seed = int(seed.item()) if isinstance(seed, Tensor) else seed
     batch, heads, q_len, _ = call.q.shape
     keep = torch.from_numpy(kept(seed, p, batch, heads, q_len, call.k.shape[2]))
-    return keep.to(device=call.q.device, dtype=torch.float64) / (1 - p)
+    return keep.to(device=call.q.device, dtype=torch.float64) / (1 - float(p))

@@ -113,4 +113,4 @@ def bytes_of(tensor: Tensor) -> Tensor:
     if storage.nbytes() > HUGE:
         return bits(tensor).clone()
     raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return raw.set_(storage).clone()  # type: ignore[call-overload, no-any-return]
+    return raw.set_(storage).clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -113,9 +114,9 @@ def gradients(call: Call, o: Tensor, lse: Tensor | None, *, retain_graph: bool =
         require(out is not None and out.requires_grad, f"{name} carries no gradient, but {', '.join(call.grads)} need one")
     leaves = [call.leaf(name) for name in call.grads]
     outputs, weights = [out for _, out, _ in wanted], [grad for _, _, grad in wanted]
-    found = [None for _ in leaves]
+    found: Sequence[Tensor | None] = [None for _ in leaves]
     if wanted:
-        found = torch.autograd.grad(outputs, leaves, weights, allow_unused=True, retain_graph=retain_graph)
+        found = torch.autograd.grad(outputs, leaves, weights, allow_unused=True, retain_graph=retain_graph)  # type: ignore[arg-type]
     made = {}
     for name, leaf, gradient in zip(call.grads, leaves, found):
         gradient = torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device) if gradient is None else gradient

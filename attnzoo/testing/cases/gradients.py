@@ -112,7 +112,7 @@ CASES = [
             "T16",
             f"bias-{kind}-{name}",
             Problem(q_heads=4, kv_heads=2, q_len=33, kv_len=kv_len, bias=Table(kind, dims), grads=grads, **options),
-        )  # type: ignore[arg-type]
+        )
         for kind, dims in (("alibi", "1hqk"), ("minus_inf", "b1qk"), ("random", "1h1k"))
         for name, kv_len, grads, options in (
             ("alone", 33, ("bias",), {}),

@@ -20,7 +20,7 @@ CASES = [
         for dtype in DTYPES
     ],
     *[
-        Case("T19", f"heads-6-2-with-{name}-{short_dtype(dtype)}", Problem(q_heads=6, kv_heads=2, q_len=34, dtype=dtype, **options))  # type: ignore[arg-type]
+        Case("T19", f"heads-6-2-with-{name}-{short_dtype(dtype)}", Problem(q_heads=6, kv_heads=2, q_len=34, dtype=dtype, **options))
         for name, options in (
             ("mask", {"mask": Table("random")}),
             ("bias", {"bias": Table("random", "1hqk"), "grads": ("q", "k", "v", "bias")}),

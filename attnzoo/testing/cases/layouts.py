@@ -65,7 +65,7 @@ CASES = [
         for dtype in DTYPES
     ],
     *[
-        Case("T23", f"{kind}-with-{name}", Problem(q_len=70, layout=Blocks(kind, (32, 32)), **options))  # type: ignore[arg-type]
+        Case("T23", f"{kind}-with-{name}", Problem(q_len=70, layout=Blocks(kind, (32, 32)), **options))
         for kind in ("random", "pairs", "empty_rows")
         for name, options in (
             ("causal", {"causal": True}),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from attnzoo.testing.case import Case
 from attnzoo.testing.problem import Blocks, Problem, Segments, Sinks, Table, short_dtype
 
 DTYPES = ("float16", "bfloat16", "float32")
 WITH_BIAS = ("q", "k", "v", "bias")
-LSE = {"return_lse": True, "loss": "o+lse"}
+LSE: dict[str, Any] = {"return_lse": True, "loss": "o+lse"}
 
 EMPTY_ROWS: dict[str, Problem] = {
     "bool": Problem(q_len=40, mask=Table("empty_rows"), **LSE),

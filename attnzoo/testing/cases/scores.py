@@ -96,7 +96,7 @@ CASES = [
         for dtype in DTYPES
     ],
     *[
-        Case("T14", f"softcap-and-{name}-{short_dtype(dtype)}", Problem(q_len=50, softcap=3.0, dtype=dtype, **options))  # type: ignore[arg-type]
+        Case("T14", f"softcap-and-{name}-{short_dtype(dtype)}", Problem(q_len=50, softcap=3.0, dtype=dtype, **options))
         for name, options in (
             ("bias", {"bias": Table(), "grads": WITH_BIAS}),
             ("negative-scale", {"scale": -0.5}),

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attnzoo.testing.case import Case
 from attnzoo.testing.problem import DTYPES, Blocks, Problem, Segments, Sinks, Table, short_dtype
 
 HALF_AND_SINGLE = ("float16", "bfloat16", "float32")
-LSE = {"return_lse": True, "loss": "o+lse"}
+LSE: dict[str, Any] = {"return_lse": True, "loss": "o+lse"}
 
 EMPTY: dict[str, dict[str, int]] = {
     "batch": {"batch": 0},

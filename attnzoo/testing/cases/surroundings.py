@@ -30,7 +30,7 @@ CASES = [
         )
     ],
     *[
-        Case("T33", f"autocast-{name}-{short_dtype(dtype)}", Problem(dtype=dtype, **options), check="autocast")  # type: ignore[arg-type]
+        Case("T33", f"autocast-{name}-{short_dtype(dtype)}", Problem(dtype=dtype, **options), check="autocast")
         for dtype in ("float16", "bfloat16")
         for name, options in (
             ("plain", {}),

@@ -76,10 +76,11 @@ def linear_in_gradient(subject: Subject, problem: Problem, device: torch.device)
     """The upstream gradient counts: twice the gradient, twice the result, to the bit; zero gives zero."""
     call = make_call(problem, device)
     o, lse = subject.forward(call)
-    require(lse is None and call.grad_o is not None, "this check takes a loss of o alone")
+    require(lse is None, "this check takes a loss of o alone")
+    assert call.grad_o is not None
     once = gradients(call, o, lse, retain_graph=True)
     for factor in (2.0, -1.0, 0.0):
-        scaled = Call(call.q, call.k, call.v, call.options, call.grads, call.grad_o * factor, None)  # type: ignore[operator]
+        scaled = Call(call.q, call.k, call.v, call.options, call.grads, call.grad_o * factor, None)
         again = gradients(scaled, o, lse, retain_graph=True)
         for name, gradient in once.items():
             distance = float((again[name].double() - factor * gradient.double()).abs().max()) if gradient.numel() else 0.0
@@ -141,9 +142,9 @@ def double_backward(subject: Subject, problem: Problem, device: torch.device) ->
     wide = replace(problem, dtype="float64")
     truth = _second_derivative(make_call(wide, device), lambda q, k, v: _textbook(q, k, v, wide))
     for name, value, expected in zip("qkv", found, truth):
-        error, size = float((value.double() - expected).abs().max()), float(expected.abs().max())
+        distance, size = float((value.double() - expected).abs().max()), float(expected.abs().max())
         allowed = (50 * torch.finfo(value.dtype).eps + 1e-12) * max(1.0, size)
-        require(error <= allowed, f"the second derivative in {name} is off by {error:.3e} of {size:.3e}, allowed {allowed:.3e}")
+        require(distance <= allowed, f"the second derivative in {name} is off by {distance:.3e} of {size:.3e}, allowed {allowed:.3e}")
 
 
 def _second_derivative(call: Call, function: object) -> tuple[Tensor, ...]:

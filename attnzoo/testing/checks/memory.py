@@ -115,7 +115,7 @@ def _clean_slack(call: Call) -> None:
                 continue
             values = tensor.detach().clone()
             raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-            raw.set_(tensor.untyped_storage()).zero_()  # type: ignore[call-overload]
+            raw.set_(tensor.untyped_storage()).zero_()
             target = tensor.detach()
             for dim, stride in enumerate(target.stride()):
                 if stride == 0 and target.shape[dim]:

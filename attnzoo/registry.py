@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
+import sys
 import threading
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, distributions, entry_points
 from typing import TYPE_CHECKING, Any
 
 import pluggy
@@ -40,10 +42,18 @@ class Plugin:
         """Import the module, and nothing before that."""
         return EntryPoint(self.names[0], self.value, hookspecs.ENTRY_POINT_GROUP).load()
 
+    def is_being_imported(self) -> bool:
+        """Whether its module is halfway through its import, and itself asks for a backend."""
+        module = sys.modules.get(self.value.partition(":")[0].strip())
+        return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+
+    def __str__(self) -> str:
+        return f"{self.distribution} {self.version} ({self.value})".replace("  ", " ")
+
 
 BUILT_IN = Plugin("attnzoo", "", "attnzoo.backends", ("naive", "tiled"))
 PREFERENCE = ("block_sparse", "flash", "tiled", "naive")
-RESERVED = frozenset(PREFERENCE)
+RESERVED = frozenset({AUTO, *PREFERENCE})
 
 
 @dataclass(frozen=True)
@@ -82,9 +92,11 @@ class Registry:
         self._plugins: dict[str, Plugin] = {}
         self._failures: dict[Plugin, str] = {}
         self._conflicts: dict[str, str] = {}
+        self._unreported: list[str] = []
         self._strict = strict
-        self._lock = threading.RLock()
-        self._declare(plugins)
+        self._lock = threading.Lock()
+        self._found = tuple(plugins)
+        self._declare()
         known = self.names()
         self.preference = tuple(name for name in preference if name in known)
 
@@ -98,9 +110,9 @@ class Registry:
         strict = environ.get("ATTNZOO_STRICT", "") not in ("", "0")
         return cls(plugins=[BUILT_IN, *discover(environ.get("ATTNZOO_PLUGINS"))], strict=strict)
 
-    def _declare(self, plugins: Iterable[Plugin]) -> None:
+    def _declare(self) -> None:
         claims: dict[str, list[Plugin]] = defaultdict(list)
-        for plugin in plugins:
+        for plugin in self._found:
             reserved = sorted(RESERVED.intersection(plugin.names)) if plugin is not BUILT_IN else []
             if reserved:
                 self._quarantine(plugin, f"declares {', '.join(reserved)}: the names of attnzoo's own backends are reserved")
@@ -111,16 +123,18 @@ class Registry:
             if len(claimants) == 1:
                 self._plugins[name] = claimants[0]
                 continue
-            owners = " and ".join(sorted(f"{p.distribution} {p.version}".strip() for p in claimants))
+            owners = " and ".join(sorted(f"{plugin.distribution} {plugin.version}".strip() for plugin in claimants))
             self._conflicts[name] = f"backend {name!r} is declared by {owners}; uninstall one, or allow one with ATTNZOO_PLUGINS"
+            if self._strict:
+                raise PluginError(self._conflicts[name])
 
     def names(self) -> tuple[str, ...]:
         """Every known backend, sorted; imports nothing."""
         return tuple(sorted({*self._backends, *self._plugins, *self._conflicts}))
 
     def plugins(self) -> tuple[Plugin, ...]:
-        """Every plugin found, quarantined ones included."""
-        return tuple(dict.fromkeys([*self._plugins.values(), *self._failures]))
+        """Every plugin found, quarantined ones and those of contested names included."""
+        return self._found
 
     def plugin_of(self, name: str) -> Plugin | None:
         """Where a backend comes from; None if it was handed over ready, is declared twice or is not known."""
@@ -157,6 +171,11 @@ class Registry:
             if name not in self._backends:
                 self._load(name)
 
+    def report(self) -> None:
+        """Warn of the plugins quarantined since the last report; each is recorded already, should that raise."""
+        while self._unreported:
+            warnings.warn(self._unreported.pop(0), PluginWarning, stacklevel=2)
+
     def require_known(self, names: Iterable[str]) -> None:
         """Raise UnknownBackendError unless each name is known; imports nothing."""
         known = {*self.names(), AUTO}
@@ -167,38 +186,47 @@ class Registry:
     def _unknown_message(self, name: str) -> str:
         if name in self._conflicts:
             return self._conflicts[name]
-        lines = []
         plugin = self._plugins.get(name)
         if plugin in self._failures:
-            lines.append(f"backend {name!r} could not be loaded: its plugin {plugin.distribution} {self._failures[plugin]}")
+            lines = [f"backend {name!r} could not be loaded: its plugin {plugin} is quarantined: {self._failures[plugin]}"]
+        elif plugin is not None:
+            lines = [f"backend {name!r} is asked for while its plugin {plugin} is being imported; ask later, from within a function"]
         else:
             known = self.names()
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
-            lines.append(f"no backend is named {name!r}{hint} Known: {', '.join(known)}")
+            lines = [f"no backend is named {name!r}{hint} Known: {', '.join(known)}"]
         lines += [f"  plugin that failed to load: {who}: {error}" for who, error in self.failures().items()]
-        return "\n".join(dict.fromkeys(lines))
+        return "\n".join(lines)
 
     # Loading
 
     def _load(self, name: str) -> None:
         plugin = self._plugins.get(name)
-        with self._lock:
-            if plugin is None or plugin in self._failures or name in self._backends:
-                return
-            try:
-                loaded = backends_of(plugin)
-            except (Exception, SystemExit) as error:  # KeyboardInterrupt is the user's own
+        if plugin is None or plugin in self._failures:
+            return
+        try:
+            loaded = backends_of(plugin)  # under no lock: a plugin's import may wait for another thread's
+        except KeyboardInterrupt:  # the user's own
+            raise
+        except BaseException as error:  # SystemExit, and what test runners and event loops derive
+            if not plugin.is_being_imported():
                 self._quarantine(plugin, f"{type(error).__name__}: {error}")
-            else:
-                self._backends.update({n: b for n, b in loaded.items() if n not in self._conflicts})
+        else:
+            with self._lock:  # the first thread's backends stay
+                for found, backend in loaded.items():
+                    if found not in self._conflicts:
+                        self._backends.setdefault(found, backend)
+        self.report()
 
     def _quarantine(self, plugin: Plugin, error: str) -> None:
-        self._failures[plugin] = error
-        message = f"attnzoo plugin {plugin.distribution} ({plugin.value}): {error}"
+        message = f"attnzoo plugin {plugin} is quarantined: {error}"
+        with self._lock:
+            is_new = self._failures.setdefault(plugin, error) is error
         if self._strict:
             raise PluginError(message)
-        warnings.warn(message, PluginWarning, stacklevel=4)
+        if is_new:
+            self._unreported.append(message)
 
     # Choice
 
@@ -245,7 +273,7 @@ def reasons_against(backend: Backend, spec: AttentionSpec) -> tuple[str, ...]:
     """The backend's reasons; one that fails to answer is itself a reason."""
     try:
         reasons = backend.unsupported_reasons(spec)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         return (f"its unsupported_reasons raised {type(error).__name__}: {error}",)
     if isinstance(reasons, (list, tuple)) and all([isinstance(reason, str) for reason in reasons]):
         return tuple(reasons)
@@ -256,16 +284,31 @@ def discover(allowed: str | None = None) -> list[Plugin]:
     """The plugins that installed distributions declare, one a distribution and module; imports none."""
     allow = None if allowed is None else {_canonical(name) for name in allowed.split(",") if name.strip()}
     names: dict[tuple[str, str, str], list[str]] = defaultdict(list)
-    for point in entry_points(group=hookspecs.ENTRY_POINT_GROUP):
-        distribution = point.dist.name if point.dist else "unknown"
+    for point in _declared():
+        distribution = (point.dist and point.dist.name) or "unknown"
         if allow is None or _canonical(distribution) in allow:
-            version = point.dist.version if point.dist else ""
+            version = (point.dist and point.dist.version) or ""
             names[distribution, version, point.value].append(point.name)
     return [Plugin(*key, tuple(dict.fromkeys(found))) for key, found in sorted(names.items())]
 
 
+def _declared() -> list[EntryPoint]:
+    """The entry points of our group; a distribution whose metadata can't be read hides no other's."""
+    try:
+        return list(entry_points(group=hookspecs.ENTRY_POINT_GROUP))
+    except Exception:
+        found: dict[str, list[EntryPoint]] = {}
+        for distribution in distributions():
+            try:
+                points = list(distribution.entry_points.select(group=hookspecs.ENTRY_POINT_GROUP))
+                found.setdefault(_canonical(distribution.name), points)  # the first on sys.path hides the others
+            except Exception:
+                continue
+        return [point for points in found.values() for point in points]
+
+
 def _canonical(distribution: str) -> str:
-    return distribution.strip().lower().replace("_", "-").replace(".", "-")
+    return re.sub(r"[-_.]+", "-", distribution.strip()).lower()
 
 
 def backends_of(plugin: Plugin) -> dict[str, Backend]:
@@ -274,8 +317,11 @@ def backends_of(plugin: Plugin) -> dict[str, Backend]:
     manager.add_hookspecs(hookspecs)
     manager.register(plugin.load(), name=plugin.distribution)
     manager.check_pending()
-    if not manager.hook.attnzoo_backends.get_hookimpls():
+    hooks = manager.hook.attnzoo_backends.get_hookimpls()
+    if not hooks:
         raise PluginError(f"{plugin.value} has no hook: mark a function attnzoo_backends() with attnzoo.hookimpl")
+    if any(hook.wrapper or hook.hookwrapper for hook in hooks):
+        raise PluginError("attnzoo_backends() is a hook wrapper; it takes a plain function that returns a list of backends")
     results = manager.hook.attnzoo_backends()
     if len(results) != 1 or not isinstance(results[0], (list, tuple)):
         raise PluginError(f"attnzoo_backends() returned {results[0] if results else None!r}, not a list of backends")
@@ -305,11 +351,15 @@ def _checked(plugin: Plugin, backends: Iterable[object]) -> dict[str, Backend]:
 
 
 _default: Registry | None = None
+_default_lock = threading.Lock()
 
 
 def default() -> Registry:
     """The registry of this process, made from the installed distributions on first use."""
     global _default
     if _default is None:
-        _default = Registry.installed()
+        with _default_lock:
+            if _default is None:
+                _default = Registry.installed()
+        _default.report()
     return _default

@@ -189,7 +189,7 @@ def test_a_name_of_two_distributions(site):
         install(site, name, {"mine": f"m{place}", f"own{place}": f"m{place}"}, {f"m{place}": hook(f"[Good('mine'), Good('own{place}')]")})
     known = installed()
     assert "mine" in known.names(), f"names are {known.names()}"
-    with pytest.raises(UnknownBackendError, match=r"first-plugin 1.0 .* and second-plugin 1.0") as raised:
+    with pytest.raises(UnknownBackendError, match=r"first-plugin 1\.0 and second-plugin 1\.0") as raised:
         known.get("mine")
     assert "uninstall one" in str(raised.value), f"no advice in {raised.value}"
     assert "mine" in known.failures(), f"failures are {known.failures()}"
@@ -359,7 +359,7 @@ def test_strict(site, value):
         known.get("bad")
     assert_works(known, "naive")
     install(site, "worse-plugin", {"bad": "bad_module"}, {})
-    with pytest.raises(PluginError, match=r"bad-plugin .* and worse-plugin"):
+    with pytest.raises(PluginError, match=r"bad-plugin 1\.0 and worse-plugin 1\.0"):
         installed(ATTNZOO_STRICT=value)
     install(site, "grabbing-plugin", {"naive": "grab"}, {})
     with pytest.raises(PluginError, match="reserved"):

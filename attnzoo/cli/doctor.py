@@ -24,6 +24,7 @@ def doctor(
 
     with warnings_as_notes():
         registry = Registry.installed()
+        registry.report()
     registry.require_known(backends or ())
     names = tuple(backends or registry.names())
     findings: list[Finding] = []

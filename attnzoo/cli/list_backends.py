@@ -14,6 +14,7 @@ def list_backends(form: FormatOption = Format.TABLE) -> None:
 
     with warnings_as_notes():
         registry = Registry.installed()
+        registry.report()
     rows = []
     for name in registry.names():
         plugin = registry.plugin_of(name)

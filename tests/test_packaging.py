@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import attnzoo
+from attnzoo.registry import BUILT_IN
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -137,3 +138,12 @@ def test_readme_paths_exist() -> None:
     for page in ("README.md", "CONTRIBUTING.md", "SECURITY.md"):
         for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text()):
             assert (ROOT / target).exists(), f"{page} links to {target}, which is not there"
+
+
+def test_readme_lists_the_backends_that_are_there() -> None:
+    section = re.search(r"^## Backends\n(.*?)^## ", (ROOT / "README.md").read_text(), re.M | re.S)
+    assert section, "README.md has no section Backends"
+    rows = [line for line in section[1].splitlines() if line.startswith("| `")]
+    listed = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
+    shipped = {*BUILT_IN.names, *tomllib.loads((SDPA / "pyproject.toml").read_text())["project"]["entry-points"]["attnzoo.backends"]}
+    assert listed == shipped, f"README.md lists {sorted(listed - shipped)} too much and lacks {sorted(shipped - listed)}"

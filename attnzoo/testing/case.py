@@ -80,7 +80,7 @@ def run_case(subject: Subject, case: Case, device: str | torch.device) -> Outcom
     except Refused as refusal:
         if case.required:
             raise ConformanceError(f"{case.id} is required, but {subject.name} refuses it: {'; '.join(refusal.reasons)}") from refusal
-        if not refusal.reasons:
+        if not (refusal.reasons and all([reason.strip() for reason in refusal.reasons])):
             raise ConformanceError(f"{subject.name} refused {case.id} without a reason") from refusal
         return Outcome("refused", refusal.reasons)
 

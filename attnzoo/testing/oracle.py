@@ -5,7 +5,8 @@
     dQ = scale dS' K      dK = scale dS'^T Q    dbias = dS, summed         dsink = P_sink (dlse - delta), summed
 
 Z is dropout's factor, dS' is dS times the derivative of the soft cap. Beside each result stand its two
-amounts, the result's formula with every product and sum taken in absolute value: what rounding may cost.
+amounts, the result's formula with every product and sum taken in absolute value: what rounding may cost. In the
+second, A', each P_ij is multiplied by `1 + |scale| sum_d |q_id k_jd| + |bias_ij| + |lse_i|`, the rounding of its exponent.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def solve(call: Call) -> Truth:
         grads: dict[str, Tensor] = {}
         if call.grads:
             grads = _backward(call, state, state.p, state.p_sink, absolute=False)
-            sink_condition = 1 + _finite_sinks(call, state).abs()
+            sink_condition = 1 + _unabsorbed(_finite_sinks(call, state)) + _unabsorbed(lse)
             first = _backward(call, state, state.p, state.p_sink, absolute=True)
             steep = replace(state, slope=2 - state.slope)  # 1 - tanh^2 cancels where the cap saturates: in size it is 1 + tanh^2
             second = _backward(call, steep, state.p * condition, state.p_sink * sink_condition, absolute=True)
@@ -98,8 +99,9 @@ def _forward(call: Call) -> tuple[_State, Tensor, Tensor, Tensor]:
     if "bias" in call.options:
         bias = call.options["bias"].detach().double().masked_fill(call.options["bias"].detach() == -torch.inf, 0.0)
         scores = capped + bias
-        condition = condition + bias.abs().masked_fill(bias.abs() > ABSORBS, 0.0)
+        condition = condition + _unabsorbed(bias)
     p, p_sink, lse = _softmax(scores, allowed, _sinks(call))
+    condition = condition + _unabsorbed(lse)[..., None]  # P = exp(S - lse): the lse is rounded too, and a sink can make it large
     dropout = dropout_factor(call)
     state = _State(q, k, v, p, p_sink, slope, torch.ones_like(p) if dropout is None else dropout, scale, group)
     return state, lse, ~allowed.any(-1), condition
@@ -118,6 +120,11 @@ def _softmax(scores: Tensor, allowed: Tensor, sink: Tensor | None) -> tuple[Tens
     total = weights.sum(-1, keepdim=True)
     share = weights / total.masked_fill(total == 0, 1.0)
     return share[..., :-1], share[..., -1], (top + total.log())[..., 0]
+
+
+def _unabsorbed(term: Tensor) -> Tensor:
+    """Its size, where it leaves rounding to forgive."""
+    return term.abs().masked_fill(term.abs() > ABSORBS, 0.0)
 
 
 def _sinks(call: Call) -> Tensor | None:

@@ -93,6 +93,7 @@ class Subject:
         got = self(call.q, call.k, call.v, **call.options)
         if call.options.get("return_lse"):
             require(isinstance(got, tuple) and len(got) == 2, f"return_lse=True gave a {type(got).__name__}, not (o, lse)")
+            require(isinstance(got[1], Tensor), f"return_lse=True gave a {type(got[1]).__name__} as lse, not a tensor")
             return got  # type: ignore[no-any-return]
         require(isinstance(got, Tensor), f"the call gave a {type(got).__name__}, not a tensor")
         return got, None
@@ -110,8 +111,9 @@ def gradients(call: Call, o: Tensor, lse: Tensor | None, *, retain_graph: bool =
     wanted = [(name, out, grad) for name, out, grad in (("o", o, call.grad_o), ("lse", lse, call.grad_lse)) if grad is not None]
     if set(call.grads) == {"v"}:  # the lse doesn't depend on v: it may carry no gradient, and gives none
         wanted = [part for part in wanted if part[0] == "o"]
-    for name, out, _ in wanted:
+    for name, out, grad in wanted:
         require(out is not None and out.requires_grad, f"{name} carries no gradient, but {', '.join(call.grads)} need one")
+        require(out.shape == grad.shape, f"{name} has shape {tuple(out.shape)}; it is {tuple(grad.shape)}")  # type: ignore[union-attr]
     leaves = [call.leaf(name) for name in call.grads]
     outputs, weights = [out for _, out, _ in wanted], [grad for _, _, grad in wanted]
     found: Sequence[Tensor | None] = [None for _ in leaves]

@@ -65,9 +65,9 @@ BIASES: dict[str, Callable[[Shape, torch.Generator, float, torch.dtype], Tensor]
     "minus_inf_rows": lambda shape, rng, size, dtype: _normal(shape, rng).masked_fill(_queries(shape) % 3 == 1, -torch.inf),
     "minus_inf_all": lambda shape, rng, size, dtype: torch.full(shape, -torch.inf),
     "minus_inf_prefix": lambda shape, rng, size, dtype: torch.zeros(shape).masked_fill(_keys(shape) < size, -torch.inf),
-    "min": lambda shape, rng, size, dtype: _normal(shape, rng).masked_fill(_uniform(shape, rng) < 0.3, torch.finfo(dtype).min),
-    "min_rows": lambda shape, rng, size, dtype: _normal(shape, rng).masked_fill(_queries(shape) % 3 == 1, torch.finfo(dtype).min),
-    "min_prefix": lambda shape, rng, size, dtype: torch.zeros(shape).masked_fill(_keys(shape) < size, torch.finfo(dtype).min),
+    "min": lambda shape, rng, size, dtype: _least(_normal(shape, rng), _uniform(shape, rng) < 0.3, dtype),
+    "min_rows": lambda shape, rng, size, dtype: _least(_normal(shape, rng), _queries(shape) % 3 == 1, dtype),
+    "min_prefix": lambda shape, rng, size, dtype: _least(torch.zeros(shape), _keys(shape) < size, dtype),
 }
 """Kind -> maker of a float table; `dtype` is the one that it will have."""
 
@@ -78,6 +78,7 @@ SEGMENTS: dict[str, Callable[[int, int, int, torch.Generator], tuple[Tensor, Ten
     "negative": lambda batch, q_len, k_len, rng: (_runs(batch, q_len, 9) - 2, _runs(batch, k_len, 9) - 2),
     "interleaved": lambda batch, q_len, k_len, rng: (_modulo(batch, q_len, 3), _modulo(batch, k_len, 3)),
     "some_empty": lambda batch, q_len, k_len, rng: (_modulo(batch, q_len, 4), _modulo(batch, k_len, 3)),
+    "wide": lambda batch, q_len, k_len, rng: (_modulo(batch, q_len, 3) << 32, _modulo(batch, k_len, 3) << 32),
 }
 """Kind -> maker of the ids of the queries and of the keys, `(batch, length)`."""
 
@@ -87,8 +88,14 @@ SINKS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
     "minus_inf": lambda heads, rng: torch.full((heads,), -torch.inf),
     "some_minus_inf": lambda heads, rng: torch.arange(heads).float().masked_fill(torch.arange(heads) % 2 == 0, -torch.inf),
     "large": lambda heads, rng: 30 + _normal((heads,), rng),
+    "far_above": lambda heads, rng: 200 + _normal((heads,), rng),
     "far_below": lambda heads, rng: -200 + _normal((heads,), rng),
 }
+
+
+def _least(numbers: Tensor, where: Tensor, dtype: torch.dtype) -> Tensor:
+    """The least number of the dtype where `where` holds."""
+    return numbers.to(dtype).masked_fill(where, torch.finfo(dtype).min)
 
 
 def _runs(batch: int, length: int, run: int) -> Tensor:

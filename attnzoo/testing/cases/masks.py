@@ -32,6 +32,7 @@ BROADCASTS = (
 )
 KINDS = ("random", "sparse", "all", "none", "padding", "left_padding", "triangle", "anti_triangle", "checker", "one_key")
 STORAGES = ("expand_batch", "expand_heads", "expand_length", "expand_all", "slack", "odd_rows", "step", "step_dim", "last_dim", "bshd")
+LSE = {"return_lse": True, "loss": "o+lse"}
 
 PARTS: dict[str, dict[str, object]] = {
     "causal": {"causal": True},
@@ -84,6 +85,12 @@ CASES = [
         Case("T17", f"mask-decode-{dims}", Problem(q_heads=4, kv_heads=1, q_len=1, kv_len=40, mask=Table("random", dims)))
         for dims in ("bhqk", "1h1k", "b11k", "bh1k", "qk")
     ],
+    *[
+        Case("T17", f"segments-{kind}-{short_dtype(dtype)}", Problem(q_len=40, kv_len=65, segments=Segments(kind), dtype=dtype, **LSE))  # type: ignore[arg-type]
+        for kind in ("single", "negative", "interleaved", "some_empty", "wide")
+        for dtype in DTYPES
+    ],
+    *[Case("T17", f"segments-negative-{ids}", Problem(q_len=40, segments=Segments("negative", ids))) for ids in ("int8", "int16", "int32")],
     *[
         Case(
             "T17",

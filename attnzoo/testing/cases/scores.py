@@ -65,7 +65,7 @@ CASES = [
             f"sinks-{kind}-{short_dtype(dtype)}",
             Problem(q_len=40, sinks=Sinks(kind), dtype=dtype, return_lse=True, loss="o+lse", grads=("q", "k", "v", "sinks")),
         )
-        for kind in ("large", "far_below", "some_minus_inf", "zeros")
+        for kind in ("large", "far_above", "far_below", "some_minus_inf", "zeros")
         for dtype in HALF_AND_SINGLE
     ],
     *[
@@ -85,6 +85,14 @@ CASES = [
             Problem(q_len=70, scale=-0.3, causal=True, dtype=dtype, mask=Table("padding")),
         )
         for dtype in HALF_AND_SINGLE
+    ],
+    *[
+        Case(
+            "T14",
+            f"scale-negative-large-{short_dtype(dtype)}",
+            Problem(q_len=50, scale=-0.5, values="large", dtype=dtype, return_lse=True, loss="o+lse"),
+        )
+        for dtype in DTYPES
     ],
     *[
         Case(
@@ -127,6 +135,7 @@ CASES = [
             ("wide", 40, 40, 192, "normal"),
             ("small-values", 65, 65, 64, "small"),
             ("ones", 33, 65, 32, "ones"),
+            ("long-ones", 16, 600, 32, "ones"),  # nothing cancels: a sum in half precision shows
             ("zeros", 33, 65, 32, "zeros"),
         )
         for dtype in DTYPES

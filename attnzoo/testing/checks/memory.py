@@ -29,6 +29,7 @@ __all__ = [
 ]
 
 MARGIN = 64  # elements on either side of every allocation
+NUMBER_BYTE = 0x3F  # repeated, an ordinary number in every float dtype
 
 
 def poisoned_free_blocks(subject: Subject, problem: Problem, device: torch.device) -> None:
@@ -66,8 +67,16 @@ def guarded_allocations() -> Iterator[None]:
         raw = buffer.view(torch.uint8)
         edge = MARGIN * buffer.element_size()
         used = extent * buffer.element_size()
+        canary = _canary(buffer.dtype, buffer.device)
         for side, margin in (("before", raw[:edge]), ("behind", raw[edge + used :])):
-            require(bool((margin == POISON_BYTE).all()), f"memory {side} a tensor made by {name} ({extent} elements) was written")
+            require(torch.equal(margin, canary), f"memory {side} a tensor made by {name} ({extent} elements) was written")
+
+
+def _canary(dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The bytes of a margin: NaN, which shows who reads it, and between two of them a number, which shows who adds to it."""
+    made = torch.full((MARGIN, dtype.itemsize), POISON_BYTE, dtype=torch.uint8, device=device)
+    made[1::2] = NUMBER_BYTE
+    return made.flatten()
 
 
 def _guarded(original: Callable[..., Tensor], name: str, guards: list[tuple[Tensor, int, str]]) -> Callable[..., Tensor]:
@@ -77,7 +86,9 @@ def _guarded(original: Callable[..., Tensor], name: str, guards: list[tuple[Tens
             return plain
         extent = 1 + sum((size - 1) * stride for size, stride in zip(plain.shape, plain.stride())) if plain.numel() else 0
         buffer = torch.full((extent + 2 * MARGIN,), 0, dtype=plain.dtype, device=plain.device)
-        buffer.view(torch.uint8).fill_(POISON_BYTE)
+        raw, edge = buffer.view(torch.uint8), MARGIN * buffer.element_size()
+        raw.fill_(POISON_BYTE)
+        raw[:edge] = raw[-edge:] = _canary(plain.dtype, plain.device)
         guards.append((buffer, extent, name))
         guarded = torch.as_strided(buffer, plain.shape, plain.stride(), MARGIN)
         return guarded.requires_grad_(plain.requires_grad)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -80,7 +81,8 @@ def vmapped(subject: Subject, problem: Problem, device: torch.device) -> None:
     """vmap over an extra dim: right, or a clear error."""
     call = make_call(replace(problem, grads=()), device)
     expected = subject(call.q, call.k, call.v, **call.options)
-    q, k, v = (torch.stack([t, t.flip(2) if t is not call.q else t]) for t in (call.q, call.k, call.v))
+    other = subject(call.q.flip(2), call.k, call.v.flip(2), **call.options)
+    q, k, v = (torch.stack([t, t if t is call.k else t.flip(2)]) for t in (call.q, call.k, call.v))
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return subject(q, k, v, **call.options)  # type: ignore[no-any-return]
@@ -89,6 +91,9 @@ def vmapped(subject: Subject, problem: Problem, device: torch.device) -> None:
     if got is not None:
         require(got.shape == (2, *expected.shape), f"vmap gave shape {tuple(got.shape)}")
         judge(Results(got[0], None, {}), replace(problem, grads=()), device)
+        distance = float((got[1] - other).abs().max())
+        allowed = 16 * torch.finfo(other.dtype).eps * float(other.abs().max())
+        require(distance <= allowed, f"vmap's second slice is off by {distance:.3e}, allowed {allowed:.3e}")
 
 
 def function_transforms(subject: Subject, problem: Problem, device: torch.device) -> None:
@@ -125,7 +130,9 @@ def _judge_jvp(subject: Subject, call: Call, derivative: Tensor, directions: tup
 def _attempt(function: Any, name: str) -> Any:
     """The result, or None after a clear error."""
     try:
-        return function()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, about its transforms
+            return function()
     except Refused:
         raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:

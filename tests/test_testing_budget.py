@@ -1,0 +1,129 @@
+"""The accuracy rule itself: it passes an algorithm known to be right, and catches a gradient that is 1% off."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import emulation
+import pytest
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+
+from attnzoo.testing import oracle, yardstick
+from attnzoo.testing.budget import assert_results_within_budget, assert_within_budget
+from attnzoo.testing.failure import ConformanceError
+from attnzoo.testing.inputs import make_call
+from attnzoo.testing.oracle import Results
+from attnzoo.testing.problem import DTYPES, Problem, Sinks, Table
+from attnzoo.testing.strategies import ALL_FEATURES, problems
+
+CHUNKS, EXAMPLES = 4, 250  # 1,000 problems of each dtype
+
+
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_right_algorithm_passes(dtype: str, chunk: int) -> None:
+    @seed(chunk)
+    @settings(max_examples=EXAMPLES, database=None, deadline=None, suppress_health_check=list(HealthCheck))
+    @given(problems(features=ALL_FEATURES, dtypes=(dtype,)))
+    def check(problem: Problem) -> None:
+        call = make_call(problem)
+        results = emulation.run(call)
+        results = results if problem.return_lse else Results(results.o, None, results.grads)
+        try:
+            assert_results_within_budget(results, oracle.solve(call), yardstick.solve(call), getattr(torch, dtype))
+        except ConformanceError as error:
+            raise ConformanceError(f"{error}: {problem!r}") from error
+
+    check()
+
+
+EVERY_GRADIENT = Problem(
+    q_heads=4,
+    kv_heads=2,
+    q_len=100,
+    kv_len=130,
+    head_dim=64,
+    bias=Table("random", "1hqk"),
+    sinks=Sinks(),
+    grads=("q", "k", "v", "bias", "sinks"),
+)
+VARIATIONS = {
+    "full": EVERY_GRADIENT,
+    "causal": replace(EVERY_GRADIENT, causal=True, align="bottom_right"),
+    "window": replace(EVERY_GRADIENT, window=(30, 10), align="top_left"),
+    "dropout": replace(EVERY_GRADIENT, dropout_p=0.2, dropout_seed=3),
+    "mask": replace(EVERY_GRADIENT, mask=Table("random")),
+}
+
+
+def judged(problem: Problem, results: Results) -> None:
+    call = make_call(problem)
+    assert_results_within_budget(results, oracle.solve(call), yardstick.solve(call), getattr(torch, problem.dtype))
+
+
+@pytest.mark.parametrize("name", ["o", "q", "k", "v", "bias", "sinks"])
+@pytest.mark.parametrize("variation", VARIATIONS)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_one_percent_is_caught(dtype: str, variation: str, name: str) -> None:
+    problem = replace(VARIATIONS[variation], dtype=dtype)
+    if name == "sinks":  # through o, a sink's gradient is a sum over all rows in which nearly everything cancels
+        problem = replace(problem, return_lse=True, loss="lse")
+    call = make_call(problem)
+    got = emulation.run(call)
+    results = Results(got.o, None, got.grads)
+    judged(problem, results)
+    if name == "o":
+        wrong = Results(results.o * 1.01, None, results.grads)
+    else:
+        wrong = Results(results.o, None, {**results.grads, name: results.grads[name] * 1.01})
+    with pytest.raises(ConformanceError, match="^o: " if name == "o" else f"^d{name}: "):
+        judged(problem, wrong)
+
+
+def test_nan_in_the_oracle_is_a_failure() -> None:
+    good = torch.ones(4, dtype=torch.float64)
+    truth = torch.tensor([1.0, torch.nan, 1.0, 1.0], dtype=torch.float64)
+    with pytest.raises(ConformanceError, match="oracle itself is not finite"):
+        assert_within_budget(truth.float(), truth, truth.float(), (good, good), "o")
+
+
+def test_nan_in_the_result_is_a_failure() -> None:
+    truth = torch.ones(4, dtype=torch.float64)
+    result = torch.tensor([1.0, 1.0, torch.nan, 1.0])
+    with pytest.raises(ConformanceError, match=r"not finite in 1 of 4 elements, first at \(2,\)"):
+        assert_within_budget(result, truth, truth.float(), (truth, truth), "o")
+
+
+def test_shape_is_judged() -> None:
+    truth = torch.ones(2, 3, dtype=torch.float64)
+    with pytest.raises(ConformanceError, match=r"shape \(3, 2\), the truth \(2, 3\)"):
+        assert_within_budget(torch.ones(3, 2), truth, truth.float(), (truth, truth), "dq")
+
+
+def test_mean_is_judged_where_the_maximum_is_lenient() -> None:
+    """Every element off by a little less than the maximum may be: the mean says so."""
+    truth = torch.ones(1000, dtype=torch.float64)
+    measured = truth.float()
+    measured[0] += 1e-3
+    with pytest.raises(ConformanceError, match=r"mean\|err\|"):
+        assert_within_budget(truth.float() + 5e-4, truth, measured, (truth, truth), "o")
+
+
+@pytest.mark.parametrize("wrong", [0.693147, 1.00003], ids=["base-2", "slightly-off"])
+def test_lse_is_judged(wrong: float) -> None:
+    problem = Problem(q_len=40, return_lse=True)
+    got = emulation.run(make_call(problem))
+    assert got.lse is not None
+    judged(problem, got)
+    with pytest.raises(ConformanceError, match=r"^lse"):
+        judged(problem, Results(got.o, got.lse / wrong, got.grads))
+
+
+def test_rows_without_a_key_are_exactly_zero() -> None:
+    problem = Problem(q_len=40, mask=Table("empty_rows"), grads=())
+    results = emulation.run(make_call(problem))
+    judged(problem, Results(results.o, None, {}))
+    truth = oracle.solve(make_call(problem))
+    with pytest.raises(ConformanceError, match="not exactly 0"):
+        judged(problem, Results(results.o + truth.empty_rows[..., None] * 1e-9, None, {}))

@@ -61,26 +61,19 @@ def online_softmax_step(
     return SoftmaxState(m, l.addcmul_(state.l, rescale), torch.baddbmm(state.acc * rescale, p, values)), rescale
 
 
-def whole_softmax_(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """P in place, for rows whose keys are all in one tile: free of the rounding of an lse. `sinks` is `(n, rows, 1)`."""
-    m = scores.amax(-1, keepdim=True)
-    pivot = finite_pivot(m if sinks is None else torch.maximum(m, sinks))
-    p = exp_(scores.sub_(pivot))
-    total = p.sum(-1, keepdim=True)
-    if sinks is not None:
-        total += exp_(sinks - pivot)
-    return p.div_(total.clamp_min_(torch.finfo(total.dtype).tiny))
-
-
 def finish(state: SoftmaxState) -> tuple[Tensor, Tensor]:
     """Output `(n, rows, Dv)` and log-sum-exp `(n, rows, 1)`; 0 and -inf for a row that has seen no key."""
-    m, l, acc = state  # noqa: E741
-    return acc / l.clamp_min(torch.finfo(l.dtype).tiny), m + l.log()
+    return state.acc / positive_sum(state.l), state.m + state.l.log()
 
 
 def finite_pivot(m: Tensor) -> Tensor:
     """`m`, but finite where it is -inf: `-inf - -inf` would give nan. Changes no real score: none is lower."""
     return m.clamp_min(torch.finfo(m.dtype).min)
+
+
+def positive_sum(l: Tensor) -> Tensor:  # noqa: E741
+    """`l`, but positive where it is 0: a row that has seen no key would give nan."""
+    return l.clamp_min(torch.finfo(l.dtype).tiny)
 
 
 def exp_(x: Tensor) -> Tensor:

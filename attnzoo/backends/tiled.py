@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnzoo.backend import FEATURES, Capabilities
 from attnzoo.backends.head_chunks import HeadChunk, head_chunks
-from attnzoo.backends.online_softmax import exp_, finish, online_softmax_step, sink_state, whole_softmax_
+from attnzoo.backends.online_softmax import SoftmaxState, exp_, finish, finite_pivot, online_softmax_step, positive_sum, sink_state
 from attnzoo.backends.recompute import Gradients, RecomputingBackend, empty_output
 from attnzoo.backends.tile_scores import TileBuffer, add_bias_and_mask, capped_products, dropout_kept
 from attnzoo.backends.tiles import Tile, TileSizes, choose_sizes, query_tiles
@@ -76,7 +76,7 @@ def forward_chunk(chunk: HeadChunk, sizes: TileSizes, buffer: TileBuffer, o: Ten
     k, v = chunk.keys(inputs.k), chunk.keys(inputs.v)
     for rows, tiles in query_tiles(spec, inputs, sizes, chunk.layout_head):
         q = chunk.fold(inputs.q, rows)
-        state = None if inputs.sinks is None else sink_state(sinks_of_rows(chunk, rows), spec.value_dim)
+        state = start_of_rows(chunk, rows, value_dim=spec.value_dim)
         for tile in tiles:
             scores = capped_products(chunk, q, tile.keys_of(k), buffer)
             add_bias_and_mask(chunk, tile, scores)
@@ -89,6 +89,11 @@ def forward_chunk(chunk: HeadChunk, sizes: TileSizes, buffer: TileBuffer, o: Ten
             output.div_(1.0 - spec.dropout_p)
         o[:, :, rows] = chunk.unfold(output)
         lse[:, :, rows] = chunk.unfold(row_lse)[..., 0]
+
+
+def start_of_rows(chunk: HeadChunk, rows: slice, *, value_dim: int) -> SoftmaxState | None:
+    """The state before the first tile."""
+    return None if chunk.inputs.sinks is None else sink_state(sinks_of_rows(chunk, rows), value_dim)
 
 
 def sinks_of_rows(chunk: HeadChunk, rows: slice) -> Tensor:
@@ -105,49 +110,65 @@ class BackwardRows:
 
     Attributes:
         q, grad_o: of the call.
-        lse: +inf for a row with no key, so that its probabilities are 0.
+        pivot, total: `P = exp(S - pivot) / total`: the lse and None, or a maximum and its sum.
         delta: `rowsum(dO * O) - dLSE`: what dS subtracts from dP.
         grad_q: filled tile by tile.
-        sinks: None without.
-        in_one_tile: all their keys are.
     """
 
     q: Tensor
     grad_o: Tensor
-    lse: Tensor
+    pivot: Tensor
+    total: Tensor | None
     delta: Tensor
     grad_q: Tensor
-    sinks: Tensor | None
-    in_one_tile: bool
 
     @classmethod
-    def of(cls, chunk: HeadChunk, rows: slice, tiles: list[Tile], saved: Saved) -> BackwardRows:
+    def of(cls, chunk: HeadChunk, rows: slice, q: Tensor, saved: Saved, state: SoftmaxState | None) -> BackwardRows:
         o, lse, grad_o, grad_lse = saved
-        q, grad = chunk.fold(chunk.inputs.q, rows), chunk.fold(grad_o, rows)
-        row_lse = chunk.fold(lse[..., None], rows)
+        grad, row_lse = chunk.fold(grad_o, rows), chunk.fold(lse[..., None], rows)
         delta = (grad * chunk.fold(o, rows)).sum(-1, keepdim=True)
         if grad_lse is not None:
             delta = delta - chunk.fold(grad_lse[..., None], rows)
         is_empty = row_lse == -torch.inf
-        row_lse, delta = row_lse.masked_fill(is_empty, torch.inf), delta.masked_fill_(is_empty, 0.0)
-        sinks = None if chunk.inputs.sinks is None else sinks_of_rows(chunk, rows)
-        return cls(q, grad, row_lse, delta, torch.zeros_like(q), sinks, len(tiles) == 1)
+        delta.masked_fill_(is_empty, 0.0)
+        if state is not None:
+            return cls(q, grad, finite_pivot(state.m), positive_sum(state.l), delta, torch.zeros_like(q))
+        return cls(q, grad, row_lse.masked_fill(is_empty, torch.inf), None, delta, torch.zeros_like(q))
+
+    def probabilities_(self, scores: Tensor) -> Tensor:
+        """P in place of scores; 0 in a row with no key."""
+        p = exp_(scores.sub_(self.pivot))
+        return p if self.total is None else p.div_(self.total)
 
 
 def backward_chunk(chunk: HeadChunk, sizes: TileSizes, buffers: tuple[TileBuffer, TileBuffer], saved: Saved, totals: Gradients) -> None:
     """Add the chunk's gradients to the totals."""
     spec, inputs = chunk.spec, chunk.inputs
     k, v = chunk.keys(inputs.k), chunk.keys(inputs.v)
-    needs_tiles = spec.grads != ("sinks",)
     for rows, tiles in query_tiles(spec, inputs, sizes, chunk.layout_head):
-        row = BackwardRows.of(chunk, rows, tiles, saved)
-        if totals.sinks is not None and row.sinks is not None:
-            through_sink = exp_(row.sinks - row.lse).mul_(row.delta)
+        q = chunk.fold(inputs.q, rows)
+        state = statistics(chunk, rows, tiles, q, k, buffers[0]) if inputs.bias is not None else None
+        row = BackwardRows.of(chunk, rows, q, saved, state)
+        if totals.sinks is not None:
+            through_sink = row.probabilities_(sinks_of_rows(chunk, rows).clone()).mul_(row.delta)
             totals.sinks[chunk.q_heads] -= chunk.unfold(through_sink).sum((0, 2, 3))
-        for tile in tiles if needs_tiles else ():
+        if spec.grads == ("sinks",):
+            continue
+        for tile in tiles:
             backward_tile(chunk, tile, row, tile.keys_of(k), tile.keys_of(v), buffers, totals)
         if totals.q is not None:
             chunk.of_queries(totals.q)[:, :, rows] = chunk.unfold(row.grad_q)
+
+
+def statistics(chunk: HeadChunk, rows: slice, tiles: list[Tile], q: Tensor, k: Tensor, buffer: TileBuffer) -> SoftmaxState | None:
+    """The rows' maximum and sum anew. A bias can be so large (`finfo.min` is usual) that an lse, which adds the log of
+    the sum to it, rounds that sum away."""
+    state = start_of_rows(chunk, rows, value_dim=0)
+    for tile in tiles:
+        scores = capped_products(chunk, q, tile.keys_of(k), buffer)
+        add_bias_and_mask(chunk, tile, scores)
+        state, _ = online_softmax_step(state, scores, scores.new_empty(chunk.n, scores.shape[2], 0))
+    return state
 
 
 def backward_tile(
@@ -161,10 +182,10 @@ def backward_tile(
 ) -> None:
     """P again, then dV += P^T dO, dS = P * (dP - delta), dQ += scale dS K, dK += scale dS^T Q."""
     spec = chunk.spec
-    p = capped_products(chunk, row.q, keys, buffers[0])
-    slope = None if spec.softcap is None else (p / spec.softcap).square_().neg_().add_(1.0)
-    add_bias_and_mask(chunk, tile, p)
-    p = whole_softmax_(p, row.sinks) if row.in_one_tile else exp_(p.sub_(row.lse))
+    scores = capped_products(chunk, row.q, keys, buffers[0])
+    slope = None if spec.softcap is None else (scores / spec.softcap).square_().neg_().add_(1.0)
+    add_bias_and_mask(chunk, tile, scores)
+    p = row.probabilities_(scores)
     kept, spread = dropout_kept(chunk, tile), 1.0 / (1.0 - spec.dropout_p)
     if totals.v is not None:
         accumulate(chunk.keys(totals.v), tile, (p if kept is None else p * kept).mT, row.grad_o, spread)

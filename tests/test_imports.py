@@ -54,10 +54,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "explanation": ("cost", "registry", "errors", "spec", "tables", "backend"),
     "tracing": (),
     "api": ("tracing", "registry", "backend", "explanation", "inputs", "layout", "spec", "errors"),
-    **{
-        f"backends.{shared}": ("backends.triton.*", "backends.hopper.*", "backends.recompute", "backend", "spec", "inputs")
-        for shared in SHARED
-    },
+    **{f"backends.{shared}": (*CORE, "backends.triton.*", "backends.hopper.*", "backends.recompute") for shared in SHARED},
     "backends.triton": (),
     "backends.triton.*": tuple(f"backends.{shared}" for shared in SHARED if shared.startswith("triton.")),
     "backends.hopper.*": tuple(f"backends.{shared}" for shared in SHARED),

@@ -105,8 +105,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "attn_case" in metafunc.fixturenames:
         cases = chosen_cases(config)
         metafunc.parametrize("attn_case", cases, ids=[case.id for case in cases])
-    if "attn_chunk" in metafunc.fixturenames:
-        metafunc.parametrize("attn_chunk", chosen_chunks(config))
+    if "attn_random" in metafunc.fixturenames:
+        metafunc.parametrize("attn_random", chosen_random_problems(config))
 
 
 def chosen_cases(config: pytest.Config) -> list[Any]:
@@ -120,15 +120,22 @@ def chosen_cases(config: pytest.Config) -> list[Any]:
     return [cases[place * len(cases) // size] for place in range(size)]
 
 
-def chosen_chunks(config: pytest.Config) -> range:
-    """The chunks of random problems that this run draws."""
+def chosen_random_problems(config: pytest.Config) -> list[str]:
+    """The chunks of random problems that this run draws; in the deep profile, every kernel variant before them."""
+    is_deep = config.getoption("--attn-profile") == "deep"
+    chunks = range(DEEP_CHUNKS if is_deep else QUICK_CHUNKS)
     text = config.getoption("--attn-seeds")
-    if text is None:
-        return range(QUICK_CHUNKS if config.getoption("--attn-profile") == "quick" else DEEP_CHUNKS)
-    first, colon, stop = text.partition(":")
-    if not (colon and first.isdigit() and stop.isdigit()):
-        raise pytest.UsageError(f"--attn-seeds is {text!r}; it takes FIRST:STOP, two numbers of chunks")
-    return range(int(first), int(stop))
+    if text is not None:
+        first, colon, stop = text.partition(":")
+        if not (colon and first.isdigit() and stop.isdigit()):
+            raise pytest.UsageError(f"--attn-seeds is {text!r}; it takes FIRST:STOP, two numbers of chunks")
+        chunks = range(int(first), int(stop))
+    named = [f"chunk-{number}" for number in chunks]
+    if not is_deep:
+        return named
+    from attnzoo.testing.variants import VARIANTS
+
+    return [f"variant-{place}" for place in range(len(VARIANTS))] + named
 
 
 @pytest.fixture

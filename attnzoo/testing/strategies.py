@@ -1,22 +1,16 @@
-"""Random whole problems: hypothesis draws them, shrinks a failure, and prints the line that repeats it."""
+"""Hypothesis strategies of whole problems."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
-from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 
-from attnzoo.testing.case import Case, run_case
-from attnzoo.testing.failure import ConformanceError
 from attnzoo.testing.problem import DTYPES, Blocks, Problem, Segments, Sinks, Table
 
-if TYPE_CHECKING:
-    from attnzoo.testing.subject import Subject
+__all__ = ["ALL_FEATURES", "problems", "problems_of_variant"]
 
-__all__ = ["problems", "run_random_problems"]
-
-QUICK_EXAMPLES, DEEP_EXAMPLES = 20, 100
 LENGTHS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 80, 97, 127, 128, 129, 150)
 HEAD_DIMS = (1, 2, 5, 8, 16, 24, 32, 40, 64, 72, 80, 96, 128)
 STORAGES = (
@@ -133,38 +127,65 @@ def _gradients(draw: st.DrawFn, features: frozenset[str], made: dict[str, Any]) 
     }
 
 
-def claimed_problems(subject: Subject) -> st.SearchStrategy[Problem]:
-    """Problems within what a backend claims."""
-    claims = subject.capabilities
-    features = ALL_FEATURES & claims.forward & claims.backward
-    dtypes = tuple(dtype for dtype in DTYPES if any(str(d) == f"torch.{dtype}" for d in claims.dtypes))
-    return problems(features=features, dtypes=dtypes, head_dims=(claims.head_dims[0], min(128, claims.head_dims[1])))
+@st.composite
+def problems_of_variant(draw: st.DrawFn, variant: Mapping[str, str]) -> Problem:
+    """Problems of one kernel variant, a value of `variants.VARIANTS`: sizes, kinds and seeds are drawn."""
+    head_dim = int(variant["head_dim"])
+    q_len = draw(st.sampled_from(LENGTHS))
+    is_skewed = variant["band"] in ("top_left", "bottom_right")
+    kv_heads = draw(st.integers(1, 3))
+    made: dict[str, Any] = {
+        "batch": draw(st.integers(1, 3)),
+        "q_heads": kv_heads * int(variant["group"]),
+        "kv_heads": kv_heads,
+        "q_len": q_len,
+        "kv_len": draw(st.sampled_from([length for length in LENGTHS if length != q_len])) if is_skewed else q_len,
+        "head_dim": head_dim,
+        "value_dim": {"same": head_dim, "narrow": max(1, head_dim // 2), "wide": min(256, head_dim + 24)}[variant["value_dim"]],
+        "dtype": variant["dtype"],
+        "storage": (variant["storage"],) * 3,
+        "offset": draw(st.sampled_from((0, 1, 8))),
+        "scale": draw(st.sampled_from((None, 1.0, -0.125))),
+        "deterministic": variant["deterministic"] == "on",
+        "seed": draw(st.integers(0, 999)),
+    }
+    made |= _band_of_variant(draw, variant["band"]) | _inputs_of_variant(draw, variant)
+    grads = {"none": (), "all": ("q", "k", "v"), "q": ("q",), "kv": ("k", "v"), "v": ("v",)}[variant["grads"]]
+    if grads:
+        grads += ("bias",) * (variant["bias"] in ("full", "heads")) + ("sinks",) * (variant["sinks"] == "on")
+        made["grad_storage"] = draw(st.sampled_from(GRAD_STORAGES))
+    if variant["lse"] == "o+lse":
+        made |= {"return_lse": True, "loss": "o+lse" if grads else "o"}
+    return Problem(**made, grads=grads)
 
 
-def run_random_problems(subject: Subject, device: str, *, profile: str, chunk: int) -> None:
-    """The problems of one chunk, the same ones every time.
+def _band_of_variant(draw: st.DrawFn, band: str) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    if band in ("top_left", "bottom_right"):
+        made |= {"align": band, "causal": True}
+    if band.startswith("causal"):
+        made["causal"] = True
+    if band.endswith("window"):
+        bound = st.one_of(st.none(), st.sampled_from((0, 1, 5, 16, 64, 200)))
+        made["window"] = (draw(st.sampled_from((0, 1, 5, 16, 64, 200))), draw(bound))
+    return made
 
-    Raises:
-        ConformanceError: with the shrunk problem, and the line that repeats it.
-    """
-    examples = QUICK_EXAMPLES if profile == "quick" else DEEP_EXAMPLES
 
-    @seed(chunk)
-    @settings(
-        max_examples=examples,
-        database=None,
-        deadline=None,
-        print_blob=False,
-        verbosity=Verbosity.quiet,
-        phases=(Phase.generate, Phase.shrink),
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(claimed_problems(subject))
-    def check(problem: Problem) -> None:
-        try:
-            run_case(subject, Case("T00", "random", problem), device)
-        except Exception as error:
-            line = problem.reproduction(subject.name, device=device)
-            raise ConformanceError(f"{type(error).__name__}: {error}\nrepeat: {line}") from error
-
-    check()
+def _inputs_of_variant(draw: st.DrawFn, variant: Mapping[str, str]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    if variant["mask"] != "none":
+        made["mask"] = Table(draw(st.sampled_from(MASK_KINDS)), {"full": "bhqk", "keys": "b11k"}[variant["mask"]])
+    if variant["bias"] != "none":
+        made["bias"] = Table(draw(st.sampled_from(BIAS_KINDS)), {"fixed": "11qk", "full": "bhqk", "heads": "1hqk"}[variant["bias"]])
+    if variant["segments"] != "none":
+        made["segments"] = Segments(draw(st.sampled_from(("documents", "single", "disjoint", "interleaved"))))
+    if variant["layout"] != "none":
+        block = draw(st.sampled_from(((16, 16), (32, 64), (64, 64), (128, 128))))
+        made["layout"] = Blocks(variant["layout"], block, draw(st.sampled_from(("11", "1h", "bh"))))
+    if variant["softcap"] == "on":
+        made["softcap"] = draw(st.sampled_from((0.5, 5.0, 50.0)))
+    if variant["sinks"] == "on":
+        made["sinks"] = Sinks(draw(st.sampled_from(("random", "minus_inf", "some_minus_inf", "large"))))
+    if variant["dropout"] == "on":
+        made |= {"dropout_p": 0.3, "dropout_seed": draw(st.integers(0, 2**64 - 1))}
+    return made

@@ -86,17 +86,25 @@ class BackendConformance:
 
     def test_random_problems(
         self,
-        attn_chunk: int,
+        attn_random: str,
         attn_profile: str,
         subject: Subject,
         attn_device: str,
         known_failure: Callable[[str], None],
     ) -> None:
-        """Hypothesis draws whole problems; a failure is shrunk and printed as one line."""
-        from attnzoo.testing.strategies import run_random_problems
+        """Hypothesis draws whole problems; a failure is shrunk and printed as one line.
 
-        known_failure(f"random-{attn_chunk}")
-        run_random_problems(subject, attn_device, profile=attn_profile, chunk=attn_chunk)
+        `attn_random` is "chunk-N", or "variant-N" in the deep profile: the kernel variants come first, so that all
+        workers compile side by side.
+        """
+        from attnzoo.testing.random_problems import run_chunk, run_variant
+
+        known_failure(f"random-{attn_random}")
+        kind, _, number = attn_random.partition("-")
+        if kind == "variant":
+            run_variant(subject, attn_device, int(number))
+        else:
+            run_chunk(subject, attn_device, profile=attn_profile, chunk=int(number))
 
 
 def run_case_with_reproduction(subject: Subject, case: Case, device: str) -> Outcome:

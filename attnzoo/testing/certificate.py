@@ -1,0 +1,211 @@
+"""Certificate: what one run of the conformance kit found out about one backend, as a value that is JSON."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from attnzoo.testing.verdict import Entry, Tally
+
+__all__ = ["KINDS", "Certificate", "Run", "overall"]
+
+SCHEMA = 1
+KINDS = ("passed", "refused", "not applicable", "failed", "known failure")
+PLAIN = "plain"
+ROOTED_PATH = re.compile(r"(?<![\w.~-])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+-]+){2,}")
+
+
+@dataclass(frozen=True)
+class Run:
+    """How the kit was run.
+
+    Attributes:
+        device: "cpu", "cuda" or "cuda:N".
+        device_name: the processor or card.
+        seeds: `FIRST:STOP`, the chunks of random problems.
+        dtypes: those judged; empty for all.
+        sample: the number of cases, spread evenly; None for all.
+    """
+
+    device: str
+    device_name: str
+    profile: str
+    seeds: str
+    dtypes: tuple[str, ...] = ()
+    sample: int | None = None
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """The findings about one backend on one machine. Holds no host name and no path.
+
+    Attributes:
+        verdict: "pass" or "FAILED".
+        distribution: name and version of what the backend comes from.
+        versions: of the packages that the result depends on.
+        suite: number of cases of the kit, and a digest of their ids and problems.
+        counts: kind -> number of cases.
+        random: kind -> number of chunks of random problems.
+        families, dtypes: name -> kind -> number of cases.
+        features: name -> "forward" or "backward" -> kind -> number of cases, and the "verdict".
+        refusals, not_applicable: reason -> number of cases.
+        known_failures: case -> declared reason.
+        failures: of each the case, the error and the command that repeats it.
+    """
+
+    backend: str
+    verdict: str
+    distribution: Mapping[str, str]
+    versions: Mapping[str, str]
+    run: Run
+    suite: Mapping[str, Any]
+    counts: Mapping[str, int]
+    random: Mapping[str, int]
+    families: Mapping[str, Mapping[str, int]]
+    dtypes: Mapping[str, Mapping[str, int]]
+    features: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    refusals: Mapping[str, int]
+    not_applicable: Mapping[str, int]
+    known_failures: Mapping[str, str]
+    failures: Sequence[Mapping[str, str]]
+
+    @classmethod
+    def of(
+        cls,
+        lines: Iterable[Mapping[str, Any]],
+        *,
+        backend: str,
+        distribution: Mapping[str, str],
+        versions: Mapping[str, str],
+        run: Run,
+    ) -> Certificate:
+        """From the lines of `attnzoo.testing.recorder`, in any order."""
+        found = sorted((_named(line, backend) for line in lines), key=lambda line: (line["test"], line["name"]))
+        entries = [_entry(line, backend) for line in found if line["test"] == "test_case"]
+        failures = [_failure(line, backend, run) for line in found if line["kind"] == "failed"]
+        return cls(
+            backend=backend,
+            verdict="FAILED" if failures else "pass",
+            distribution=dict(distribution),
+            versions=dict(versions),
+            run=run,
+            suite=_suite(),
+            counts=_counts(entry.kind for entry in entries),
+            random=_counts(line["kind"] for line in found if line["test"] == "test_random_problems"),
+            families=_tallied(entries, lambda entry: entry.family),
+            dtypes=_tallied(entries, lambda entry: entry.dtype),
+            features=_by_feature(entries),
+            refusals=_reasons(entries, "refused"),
+            not_applicable=_reasons(entries, "not applicable"),
+            known_failures={line["name"]: _scrubbed("; ".join(line["reasons"])) for line in found if line["kind"] == "known failure"},
+            failures=failures,
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> Certificate:
+        """Raises ValueError if the file holds no certificate of this schema."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            schema = data.pop("schema", None)
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"{path} is no certificate: {error}") from None
+        if schema != SCHEMA:
+            raise ValueError(f"{path} has schema {schema!r}; this attnzoo reads {SCHEMA}: make it again with `attnzoo check`")
+        run = data.pop("run")
+        return cls(run=Run(**{**run, "dtypes": tuple(run["dtypes"])}), **data)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self)}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
+
+    @property
+    def title(self) -> str:
+        """Backend and kind of device; that it is a part, where only a part of the suite was run."""
+        parts = [f"sample of {self.run.sample}"] if self.run.sample else []
+        parts += [", ".join(self.run.dtypes)] if self.run.dtypes else []
+        return " ".join([self.backend, f"({self.run.device.partition(':')[0]})", *parts])
+
+
+def overall(counts: Mapping[str, int]) -> str:
+    """One word for counts by kind: `pass`, `refused`, `known failure`, `FAILED`, or `not tested`."""
+    return Tally(Counter(counts)).verdict("").partition(" (")[0]
+
+
+def _named(line: Mapping[str, Any], backend: str) -> dict[str, Any]:
+    """With `name`, the parameters less the backend: a case, a chunk of random problems, or nothing."""
+    return {**line, "name": line["parameters"].removeprefix(backend).removeprefix("-")}
+
+
+def _entry(line: Mapping[str, Any], backend: str) -> Entry:
+    from attnzoo.testing.cases import case_named
+
+    case = case_named(line["name"])
+    problem = case.problem
+    shown = tuple(_scrubbed(reason) for reason in line["reasons"])
+    return Entry(backend, case.id, case.family, problem.dtype, problem.features, bool(problem.grads), line["kind"], shown)
+
+
+def _failure(line: Mapping[str, Any], backend: str, run: Run) -> dict[str, str]:
+    from attnzoo.testing.cases import case_named
+
+    name = line["name"] if line["test"] == "test_case" else " ".join([line["test"], line["name"]]).strip()
+    repeat = line["repeat"]
+    if not repeat and line["test"] == "test_case":
+        case = case_named(line["name"])
+        repeat = case.problem.reproduction(backend, case.check, run.device)
+    elif not repeat:
+        options = f"--attn-backend {backend} --attn-device {run.device} --attn-profile {run.profile} --attn-seeds {run.seeds}"
+        repeat = f"pytest --pyargs attnzoo.conformance {options} -k {line['test']}"
+    return {"case": name, "error": _scrubbed(line["error"]), "repeat": repeat}
+
+
+def _scrubbed(text: str) -> str:
+    """Without this machine's name, and with no more of a path than its last part."""
+    host = platform.node()
+    if host:
+        text = re.sub(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", "<host>", text)
+    return ROOTED_PATH.sub(lambda match: re.split(r"[/\\]", match[0])[-1], text)
+
+
+def _suite() -> dict[str, Any]:
+    from attnzoo.testing.cases import CASES
+
+    return {"cases": len(CASES), "digest": hashlib.sha256("\n".join(map(repr, CASES)).encode()).hexdigest()[:12]}
+
+
+def _counts(kinds: Iterable[str]) -> dict[str, int]:
+    counted = Counter(kinds)
+    return {kind: counted[kind] for kind in KINDS}
+
+
+def _tallied(entries: Sequence[Entry], key: Callable[[Entry], str]) -> dict[str, dict[str, int]]:
+    return {name: _counts(entry.kind for entry in entries if key(entry) == name) for name in sorted({key(entry) for entry in entries})}
+
+
+def _by_feature(entries: Sequence[Entry]) -> dict[str, dict[str, dict[str, Any]]]:
+    """In the order of `attnzoo.backend.FEATURES`, plain calls first."""
+    from attnzoo.backend import FEATURES
+
+    made: dict[str, dict[str, dict[str, Any]]] = {}
+    for feature in (PLAIN, *FEATURES):
+        having = [entry for entry in entries if feature in (entry.features or (PLAIN,))]
+        for direction in ("forward", "backward"):
+            counts = _counts(entry.kind for entry in having if entry.has_backward == (direction == "backward"))
+            if any(counts.values()):
+                made.setdefault(feature, {})[direction] = {"verdict": overall(counts), **counts}
+    return made
+
+
+def _reasons(entries: Iterable[Entry], kind: str) -> dict[str, int]:
+    """Commonest first."""
+    counted = Counter(reason for entry in entries if entry.kind == kind for reason in entry.reasons)
+    return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))

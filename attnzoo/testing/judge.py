@@ -1,0 +1,102 @@
+"""judge: runs the conformance kit on an installed backend, in a pytest of its own, and certifies what it found."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from attnzoo.testing.certificate import Certificate, Run
+
+__all__ = ["SuiteError", "device_name", "judge", "missing_packages"]
+
+NEEDED = {"pytest": "pytest", "xdist": "pytest-xdist", "hypothesis": "hypothesis"}
+VERSIONS = ("torch", "triton")
+
+
+class SuiteError(RuntimeError):
+    """The kit came to no end, so there is nothing to certify."""
+
+
+def missing_packages() -> list[str]:
+    """What the kit needs and is not installed."""
+    return [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
+
+
+def judge(backend: str, run: Run, *, workers: str, known_failures: Sequence[str], distribution: dict[str, str]) -> Certificate:
+    """Run the whole kit; pytest's own output goes to stderr.
+
+    Args:
+        workers: of pytest-xdist: a number, or "auto"; 0 for none.
+        known_failures: as `--attn-known-failure` takes them.
+        distribution: name and version of what the backend comes from.
+
+    Raises:
+        SuiteError: pytest was interrupted, or crashed.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        record, settings = Path(folder, "record"), Path(folder, "pytest.ini")
+        settings.write_text("[pytest]\n")  # so that no settings of the folder we stand in are read
+        command = [sys.executable, "-m", "pytest", "-c", str(settings), "-q", "-p", "no:cacheprovider", "-n", workers]
+        command += ["-p", "attnzoo.testing.recorder", "--attn-record", str(record)]
+        command += ["--pyargs", "attnzoo.conformance", *options(backend, run)]
+        command += [part for known in known_failures for part in ("--attn-known-failure", known)]
+        code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment(workers), check=False).returncode
+        lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()] if record.exists() else []
+    if code not in (0, 1) or not lines:
+        raise SuiteError(f"pytest ended with code {code} after {len(lines)} tests: nothing is certified")
+    certificate = Certificate.of(lines, backend=backend, distribution=distribution, versions=versions(), run=run)
+    if (certificate.verdict == "pass") != (code == 0):
+        raise SuiteError(f"pytest ended with code {code}, but {len(certificate.failures)} failures were recorded: nothing is certified")
+    return certificate
+
+
+def options(backend: str, run: Run) -> list[str]:
+    """The options of `attnzoo.pytest_plugin` for this run."""
+    chosen = ["--attn-backend", backend, "--attn-device", run.device, "--attn-profile", run.profile, "--attn-seeds", run.seeds]
+    chosen += [part for dtype in run.dtypes for part in ("--attn-dtype", dtype)]
+    return chosen if run.sample is None else [*chosen, "--attn-sample", str(run.sample)]
+
+
+def environment(workers: str) -> dict[str, str]:
+    """This process's, less the options that the user gives every pytest; a thread a worker, else they fight for cores."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    return environ if workers == "0" else {"OMP_NUM_THREADS": "1", **environ}
+
+
+def versions() -> dict[str, str]:
+    """Package -> version, of what the result depends on; what is not installed is left out."""
+    from attnzoo import __version__
+
+    found = {"attnzoo": __version__, "python": platform.python_version()}
+    for package in VERSIONS:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def device_name(device: str) -> str:
+    """The processor's or the card's; ValueError if there is no such device."""
+    import torch
+
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device is {device!r}: {error}") from None
+    if place.type == "cpu":
+        return platform.machine()
+    if place.type != "cuda":
+        raise ValueError(f"device is {device!r}; the kit runs on cpu, cuda and cuda:N")
+    if (place.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"device is {device!r}; torch sees {torch.cuda.device_count()} CUDA devices")
+    card = torch.cuda.get_device_properties(place)
+    return f"{card.name}, sm_{card.major}{card.minor}"

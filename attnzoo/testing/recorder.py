@@ -1,0 +1,69 @@
+"""A pytest plugin, `-p attnzoo.testing.recorder --attn-record FILE`: one line of JSON for every test that ended.
+
+Reports of all xdist workers arrive in the process that writes, also the report of a test that its worker did not survive.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+__all__ = ["Recorder", "line_of"]
+
+REPEAT = re.compile(r"^(?:E\s+)?repeat: (python -m attnzoo\.testing .*)$", re.M)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--attn-record", metavar="FILE", help="write a line of JSON for every test of the conformance kit")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    path = config.getoption("--attn-record")
+    if path and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Recorder(Path(path)), "attnzoo-recorder")
+
+
+class Recorder:
+    """Appends to a file as tests end, so that an interrupted run leaves what it found."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.when != "call" and not report.failed:
+            return
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line_of(report)) + "\n")
+
+
+def line_of(report: pytest.TestReport) -> dict[str, Any]:
+    """What a certificate needs to know of a test that ended.
+
+    Returns:
+        `test` and `parameters`: the function, and what stands in the brackets of its id.
+        `kind`: "passed", "refused", "not applicable", "failed" or "known failure".
+        `reasons`: of a refusal, of what is not applicable, of a known failure.
+        `error`, `repeat`: of a failure; the first line of its message and the command that repeats it, if it has one.
+    """
+    test, _, parameters = report.nodeid.rpartition("::")[2].partition("[")
+    record = dict(report.user_properties).get("attnzoo")
+    found = record if isinstance(record, dict) else {"kind": "passed", "reasons": []}
+    kind, reasons = found["kind"], found["reasons"]
+    if report.failed:
+        kind, reasons = "failed", []
+    elif hasattr(report, "wasxfail"):
+        kind, reasons = "known failure", [report.wasxfail]
+    line = {"test": test, "parameters": parameters.removesuffix("]"), "kind": kind, "reasons": list(reasons)}
+    return {**line, **_failure(report)} if report.failed else line
+
+
+def _failure(report: pytest.TestReport) -> dict[str, str]:
+    text = report.longreprtext
+    crash = getattr(report.longrepr, "reprcrash", None)
+    message = str(crash.message if crash else text).strip() or "failed without a message"
+    commands = REPEAT.findall(text)
+    return {"error": message.splitlines()[0], "repeat": commands[-1] if commands else ""}

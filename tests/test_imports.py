@@ -57,6 +57,7 @@ ARROWS: dict[str, tuple[str, ...]] = {
     **{f"backends.{shared}": (*CORE, "backends.triton.*", "backends.hopper.*", "backends.recompute") for shared in SHARED},
     "backends.triton": (),
     "backends.triton.*": tuple(f"backends.{shared}" for shared in SHARED if shared.startswith("triton.")),
+    "backends.hopper.support": ("spec", "tracing"),
     "backends.hopper.*": tuple(f"backends.{shared}" for shared in SHARED),
     "backends": (*CORE, "hookspecs", "backends.*"),
     "backends.*": (*CORE, "hookspecs", "backends.*"),

@@ -4,10 +4,21 @@ A CTA owns BN keys of one key head: it walks the query blocks that see them, of 
 dK and dV stay in registers and need no atomics. With P = exp(S - lse), dP = dO V^T and dS = P (dP - delta):
 dV += P^T dO, dK += dS^T Q, dQ += dS K. Keys are the rows of every tile (S^T = K Q^T, dP^T = V dO^T), so that P^T and
 dS^T are register operands of dV and dK; only dS^T goes through shared memory, for dQ, which the two consumer
-warpgroups split along the head dim. The fp32 dQ tile leaves by a TMA add from a warp of its own.
+warpgroups split along the head dim. The fp32 dQ tile leaves by TMA from a warp of its own: the first CTA to reach a
+query block stores it, the others add to it, so that nobody has to zero it.
 """
 
-from attnzoo.backends.hopper.barriers import EMPTY_FIRST, EMPTY_SECOND, EXCHANGE, barrier_arrive, barrier_sync
+from attnzoo.backends.hopper.barriers import (
+    EMPTY_FIRST,
+    EMPTY_SECOND,
+    EXCHANGE,
+    barrier_arrive,
+    barrier_sync,
+    claim,
+    dependency_wait,
+    launch_dependents,
+    publish,
+)
 from attnzoo.backends.hopper.names import (
     fence_async_shared,
     gl,
@@ -29,31 +40,43 @@ FAR: gl.constexpr = gl.constexpr(2**30)  # beyond every position
 
 
 @gluon.jit
-def place(kv_heads):
+def place(kv_heads, width):
     """(batch, key head) of this CTA.
 
-    Grid: (heads in a group, key blocks, groups): a group is walked block by block across its heads, the first keys
+    Grid: (width, key blocks, groups of width heads): a group is walked block by block across its heads, the first keys
     first, which under a causal mask meet the most queries.
     """
-    batch_head = gl.program_id(2) * gl.num_programs(0) + gl.program_id(0)
+    batch_head = gl.program_id(2) * width + gl.program_id(0)
     return batch_head // kv_heads, batch_head % kv_heads
 
 
 @gluon.jit
+def next_block(head, row, first_row, start_row, end_row, BM: gl.constexpr):
+    """The query block after (head, row): round the rows once from start_row, then the next head."""
+    row += BM
+    if row >= end_row:
+        row = first_row
+    if row == start_row:
+        head += 1
+    return head, row
+
+
+@gluon.jit
 def producer(
-    desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries, walk, q_heads, kv_heads, group,
+    desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries, walk, q_heads, kv_heads, group, width,
 ):  # fmt: skip
     k_sm, v_sm, kv_full = kv
     q_sm, do_sm, lse_sm, delta_sm, q_full, do_full = queries
-    first_row, end_row, steps = walk
-    batch, kv_head = place(kv_heads)
+    first_row, start_row, end_row, steps = walk
+    batch, kv_head = place(kv_heads, width)
     STAGES: gl.constexpr = q_sm.shape[0]
     BM: gl.constexpr = q_sm.shape[1]
     key = gl.program_id(1) * k_sm.shape[0]
     mbarrier.expect(kv_full.index(0), desc_k.block_type.nbytes)
     tma_load(desc_k, [batch, kv_head, key, 0], kv_full.index(0), k_sm)
+    dependency_wait()
     head = kv_head * group
-    row = first_row
+    row = start_row
     for i in range(steps):
         stage = i % STAGES
         if i >= STAGES:
@@ -69,10 +92,7 @@ def producer(
         mbarrier.expect(do_full.index(stage), desc_do.block_type.nbytes + BM * 4)
         tma_load(desc_do, [batch, head, row, 0], do_full.index(stage), do_sm.index(stage))
         tma_load(desc_delta, [batch * q_heads + head, row], do_full.index(stage), delta_sm.index(stage))
-        row += BM
-        if row >= end_row:
-            row = first_row
-            head += 1
+        head, row = next_block(head, row, first_row, start_row, end_row, BM)
     if steps == 0:
         mbarrier.arrive(kv_full.index(1), count=1)  # nobody sees these keys: V is not needed
     for i in range(gl.maximum(steps - STAGES, 0), steps):  # leave no named barrier half full
@@ -81,35 +101,40 @@ def producer(
 
 
 @gluon.jit
-def dq_adder(desc_dq, dqs, walk, q_heads, kv_heads, group):
+def dq_writer(desc_dq, state_ptr, dqs, walk, q_heads, kv_heads, group, width, q_blocks):
     dq_sm, dq_full, dq_empty = dqs
-    batch, kv_head = place(kv_heads)
-    first_row, end_row, steps = walk
+    first_row, start_row, end_row, steps = walk
+    batch, kv_head = place(kv_heads, width)
     BM: gl.constexpr = dq_sm.shape[1]
     HALF_D: gl.constexpr = dq_sm.shape[2]
+    dependency_wait()
     head = kv_head * group
-    row = first_row
+    row = start_row
     for i in range(steps):
+        block_state = state_ptr + (batch * q_heads + head) * q_blocks + row // BM
+        is_first = claim(block_state)
         for wg in gl.static_range(2):
             mbarrier.wait(dq_full.index(wg), i & 1)
-            tma_add(desc_dq, [batch * q_heads + head, row, wg * HALF_D], dq_sm.index(wg))
+            if is_first:
+                tma_store(desc_dq, [batch * q_heads + head, row, wg * HALF_D], dq_sm.index(wg))
+            else:
+                tma_add(desc_dq, [batch * q_heads + head, row, wg * HALF_D], dq_sm.index(wg))
             tma_store_wait(0)
             mbarrier.arrive(dq_empty.index(wg), count=1)
-        row += BM
-        if row >= end_row:
-            row = first_row
-            head += 1
+        if is_first:
+            publish(block_state)
+        head, row = next_block(head, row, first_row, start_row, end_row, BM)
 
 
 @gluon.jit
 def consumer(
-    WG: gl.constexpr, desc_dk, desc_dv, scale, kv, queries, ds_sm, dqs, walk, kv_heads, kv_len, left, right,
+    WG: gl.constexpr, desc_dk, desc_dv, scale, kv, queries, ds_sm, dqs, walk, kv_heads, width, kv_len, left, right,
     LEFT: gl.constexpr, RIGHT: gl.constexpr, LSE_EARLY: gl.constexpr,
 ):  # fmt: skip
     k_sm, v_sm, kv_full = kv
     q_sm, do_sm, lse_sm, delta_sm, q_full, do_full = queries
     dq_sm, dq_full, dq_empty = dqs
-    first_row, end_row, steps = walk
+    first_row, start_row, end_row, steps = walk
     STAGES: gl.constexpr = q_sm.shape[0]
     BM: gl.constexpr = q_sm.shape[1]
     BN: gl.constexpr = k_sm.shape[0]
@@ -134,7 +159,7 @@ def consumer(
     k_half = k_sm.slice(WG * HALF_N, HALF_N, 0)
     v_half = v_sm.slice(WG * HALF_N, HALF_N, 0)
     k_columns = k_sm.slice(WG * HALF_D, HALF_D, 1)
-    row = first_row
+    row = start_row
     mbarrier.wait(kv_full.index(0), 0)
     mbarrier.wait(kv_full.index(1), 0)
     for i in range(steps):
@@ -187,19 +212,22 @@ def consumer(
     v_half.store(dv.to(dtype))
     fence_async_shared()
     partition_barrier()
-    batch, kv_head = place(kv_heads)  # worked out here: three registers fewer in the loop
+    batch, kv_head = place(kv_heads, width)  # worked out here: three registers fewer in the loop
     tma_store(desc_dk, [batch, kv_head, key + WG * HALF_N, 0], k_half)
     tma_store(desc_dv, [batch, kv_head, key + WG * HALF_N, 0], v_half)
     tma_store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["q_heads", "kv_heads", "group", "q_len", "kv_len", "left", "right"])  # one binary for all sizes
+@gluon.jit(do_not_specialize=["q_heads", "kv_heads", "group", "width", "q_len", "q_blocks", "kv_len", "left", "right"])
 def attention_backward(
-    desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, desc_dq, desc_dk, desc_dv, scale, q_heads, kv_heads, group, q_len, kv_len, left, right,
+    desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, desc_dq, desc_dk, desc_dv, state_ptr, scale,
+    q_heads, kv_heads, group, width, q_len, q_blocks, kv_len, left, right,
     STAGES: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, LSE_EARLY: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Adds dQ / scale to desc_dq (B Hq, Sq, D) fp32; writes dK and dV like k and v, zeros for keys that nobody sees.
+    """Writes dQ / scale to desc_dq (B Hq, Sq, D) fp32, and dK and dV like k and v, zeros for keys that nobody sees.
+
+    state_ptr: a zero a head and query block; where it is still zero at the end no key is seen and dQ is not written.
 
     desc_lse, desc_delta: (B Hq, Sq padded) fp32, as backward_pre makes them. RIGHT: any bound on the last key or a
     length that BN does not divide; LEFT: a bound on the first.
@@ -235,16 +263,21 @@ def attention_backward(
         mbarrier.init(q_full.index(i), count=1)
         mbarrier.init(do_full.index(i), count=1)
     first_block, blocks = query_blocks(gl.program_id(1) * BN, q_len, left, right, BM, BN, LEFT, RIGHT)
-    walk = (first_block * BM, (first_block + blocks) * BM, blocks * group)
+    turn = 0
+    if not RIGHT:
+        # CTAs side by side start at different query blocks: each finds one to store, and none waits for another; a diagonal does as much
+        turn = gl.program_id(1) * (BN // BM) % gl.maximum(blocks, 1)
+    walk = (first_block * BM, (first_block + turn) * BM, (first_block + blocks) * BM, blocks * group)
+    launch_dependents()
     kv = (k_sm, v_sm, kv_full)
     queries = (q_sm, do_sm, lse_sm, delta_sm, q_full, do_full)
     dqs = (dq_sm, dq_full, dq_empty)
     gl.warp_specialize(
         [
-            (consumer, (gl.constexpr(0), desc_dk, desc_dv, scale * LOG2E, kv, queries, ds_sm, dqs, walk, kv_heads, kv_len, left, right, LEFT, RIGHT, LSE_EARLY)),
-            (consumer, (gl.constexpr(1), desc_dk, desc_dv, scale * LOG2E, kv, queries, ds_sm, dqs, walk, kv_heads, kv_len, left, right, LEFT, RIGHT, LSE_EARLY)),
-            (producer, (desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries, walk, q_heads, kv_heads, group)),
-            (dq_adder, (desc_dq, dqs, walk, q_heads, kv_heads, group)),
+            (consumer, (gl.constexpr(0), desc_dk, desc_dv, scale * LOG2E, kv, queries, ds_sm, dqs, walk, kv_heads, width, kv_len, left, right, LEFT, RIGHT, LSE_EARLY)),
+            (consumer, (gl.constexpr(1), desc_dk, desc_dv, scale * LOG2E, kv, queries, ds_sm, dqs, walk, kv_heads, width, kv_len, left, right, LEFT, RIGHT, LSE_EARLY)),
+            (producer, (desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries, walk, q_heads, kv_heads, group, width)),
+            (dq_writer, (desc_dq, state_ptr, dqs, walk, q_heads, kv_heads, group, width, q_blocks)),
         ],
         [4, 1, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],

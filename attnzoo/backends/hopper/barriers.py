@@ -1,4 +1,4 @@
-"""Named hardware barriers, which Gluon does not expose, and the map of those in use.
+"""Named hardware barriers and other instructions that Gluon does not expose, and the map of the barriers in use.
 
 A release by `arrive` costs one instruction a warp; `mbarrier.arrive` first makes the whole partition meet.
 Triton uses id 0 for the default partition, 1 to dispatch partitions and 2 up to one a worker partition (4 at most here).
@@ -36,3 +36,64 @@ def barrier_arrive(barrier, threads: gl.constexpr):
 def uniform(x):
     """An int32 that every thread of the warp holds, marked as such: it may then live in a uniform register."""
     return gl.inline_asm_elementwise("shfl.sync.idx.b32 $0, $1, 0, 31, -1;", "=r,r", [x], dtype=gl.int32, is_pure=True, pack=1)
+
+
+@gluon.jit
+def dependency_wait():
+    """Wait until the kernel before, whose end this launch did not wait for, has finished and its writes are seen."""
+    gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def launch_dependents():
+    """Let the next kernel of the stream start as soon as every CTA of this one has called this."""
+    gl.inline_asm_elementwise("griddepcontrol.launch_dependents; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+
+
+# One lane of the warp asks for all: 0 -> 1 makes this warp the first; at 1 it waits until the first has published 2.
+_CLAIM: gl.constexpr = gl.constexpr("""{
+    .reg .pred other, done;
+    .reg .b32 lane, state;
+    mov.u32 lane, %laneid;
+    setp.ne.u32 other, lane, 0;
+    mov.u32 state, 2;
+    @other bra ANSWER;
+    atom.acq_rel.gpu.global.cas.b32 state, [$1], 0, 1;
+ASK:
+    setp.ne.u32 done, state, 1;
+    @done bra ANSWER;
+    ld.acquire.gpu.global.u32 state, [$1];
+    bra ASK;
+ANSWER:
+    fence.proxy.async;
+    shfl.sync.idx.b32 $0, state, 0, 31, -1;
+}""")
+
+_PUBLISH: gl.constexpr = gl.constexpr("""{
+    .reg .pred first;
+    .reg .b32 lane;
+    cp.async.bulk.wait_group 0;
+    fence.proxy.async;
+    bar.warp.sync -1;
+    mov.u32 lane, %laneid;
+    setp.eq.u32 first, lane, 0;
+    @first st.release.gpu.global.u32 [$1], 2;
+    mov.u32 $0, 0;
+}""")
+
+
+@gluon.jit
+def claim(state_ptr):
+    """Whether this warp is the first to claim; if not, returns once the first has published. For a partition of one warp.
+
+    The asm, not `gl.atomic_cas`, because that one takes registers that the producers' partitions don't have.
+    """
+    address = state_ptr.to(gl.int64, bitcast=True)
+    return gl.inline_asm_elementwise(_CLAIM, "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1) == 0
+
+
+@gluon.jit
+def publish(state_ptr):
+    """Once this warp's TMA stores are in memory, and not merely read from shared memory, let the others go on."""
+    address = state_ptr.to(gl.int64, bitcast=True)
+    gl.inline_asm_elementwise(_PUBLISH, "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1)

@@ -87,20 +87,21 @@ def producer(
         mbarrier.expect(q_full.index(slot), CONSUMERS * desc_q.block_type.nbytes)
         for wg in gl.static_range(CONSUMERS):
             tma_load(desc_q, [batch, head, row + wg * 64, 0], q_full.index(slot), q_sm.index(slot * CONSUMERS + wg))
+        t = tiles
         for i in range(end - first):
             key = (end - 1 - i) * BN
             load_block(desc_k, k_sm, k_full, count, batch, head // group, key, EMPTY_FIRST, CONSUMERS)
+            if PERSISTENT:
+                if i == end - first - 1:
+                    # early enough to hide the atomic behind the wait for V's stage, and as late as that allows:
+                    # claiming at the tile's start unbalances causal calls by 3-6%
+                    claimed = gl.atomic_add(counter_ptr, 1)
+                    if claimed == tiles - 1:  # the last claim of the launch: leave the counter as it was found
+                        gl.store(counter_ptr, 0)
+                    t = gl.num_programs(0) + claimed
             load_block(desc_v, v_sm, v_full, count, batch, head // group, key, EMPTY_SECOND, CONSUMERS)
             count += 1
         visit += 1
-        if PERSISTENT:
-            # as late as possible (claiming at the tile's start cost 3-6% under a causal mask): the consumers are two blocks behind
-            claimed = gl.atomic_add(counter_ptr, 1)
-            if claimed == tiles - 1:  # the last claim of the launch: leave the counter as it was found
-                gl.store(counter_ptr, 0)
-            t = gl.num_programs(0) + claimed
-        else:
-            t = tiles
     if PERSISTENT:
         slot = visit & 1
         mbarrier.wait(q_empty.index(slot), ((visit >> 1) & 1) ^ 1)

@@ -2,42 +2,31 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
-from attnzoo.backend import features_of
 from attnzoo.spec import AttentionSpec
+from attnzoo.tracing import constant_when_traced
 
 __all__ = ["reasons_against"]
 
 TRITONS = ("3.6",)  # Gluon moves between versions: those that the kernels have run under, not those that merely compile them
 DTYPES = (torch.float16, torch.bfloat16)
-FEATURES = frozenset({"causal", "top_left", "bottom_right", "window", "lse", "grouped_heads", "deterministic"})
-HEAD_DIMS = (32, 256)  # forward; below, half of a tile of 64 columns would be padding
-BACKWARD_HEAD_DIM = 128  # beyond it dK and dV do not fit into two warpgroups' registers
-
-
-@lru_cache
-def _triton_version() -> str:
-    try:
-        return version("triton")
-    except PackageNotFoundError:
-        return "missing"
-
-
-@lru_cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+HEAD_DIMS = (32, 256)  # below, half of a tile of 64 columns would be padding
+BACKWARD_HEAD_DIM = 128  # beyond it dK and dV do not fit into the registers of two warpgroups
+LONGEST = 2**29  # positions and their sums are int32 in the kernels
 
 
 def reasons_against(spec: AttentionSpec) -> list[str]:
-    """Why the Hopper kernels can't serve the call, each with what was found and what is taken; empty if they can."""
-    reasons = [*_of_the_machine(spec.device), *_of_the_sizes(spec), *_of_the_strides(spec)]
-    refused = [feature for feature in features_of(spec) if feature not in FEATURES]
+    """Why the Hopper kernels can't serve the call, each with what was found and what is taken; empty if they can.
+
+    A base address that is no multiple of 16 bytes shows in no spec: `launch` copies such a tensor.
+    """
+    reasons = [*machine_reasons(spec.device), *_of_the_sizes(spec), *_of_the_strides(spec)]
+    refused = [name for name, is_asked in _other_features(spec).items() if is_asked]
     if refused:
-        reasons.append(f"the call needs {', '.join(refused)}; the Hopper kernels take {', '.join(sorted(FEATURES))}")
+        reasons.append(f"the call has {', '.join(refused)}, which the Hopper kernels don't take")
     if spec.deterministic and spec.grads:
         reasons.append("deterministic=True with a gradient: the Hopper backward adds up dq in an order that varies")
     if spec.scale <= 0.0:
@@ -45,16 +34,45 @@ def reasons_against(spec: AttentionSpec) -> list[str]:
     return reasons
 
 
-def _of_the_machine(device: torch.device) -> list[str]:
+@constant_when_traced
+def machine_reasons(device: torch.device) -> list[str]:
+    """Reasons that hold for every call on the device."""
     reasons = []
     if device.type != "cuda":
         reasons.append(f"device is {device}, the Hopper kernels take cuda")
-    elif _capability(device) != (9, 0):
-        reasons.append(f"compute capability is {'.'.join(map(str, _capability(device)))}, the Hopper kernels take 9.0")
+    elif (capability := torch.cuda.get_device_capability(device)) != (9, 0):
+        reasons.append(f"compute capability is {capability[0]}.{capability[1]}, the Hopper kernels take 9.0")
     found = _triton_version()
     if not found.startswith(TRITONS):
         reasons.append(f"triton is {found}, the Hopper kernels have been run under {', '.join(TRITONS)}")
     return reasons
+
+
+_found_triton: list[str] = []
+
+
+def _triton_version() -> str:
+    """Of the installed distribution, looked up once; triton itself is not imported."""
+    if not _found_triton:
+        try:
+            _found_triton.append(version("triton"))
+        except PackageNotFoundError:
+            _found_triton.append("missing")
+    return _found_triton[0]
+
+
+def _other_features(spec: AttentionSpec) -> dict[str, bool]:
+    return {
+        "a mask": spec.mask is not None,
+        "a bias": spec.bias is not None,
+        "segment_ids": spec.segments,
+        "a layout": spec.layout is not None,
+        "softcap": spec.softcap is not None,
+        "sinks": spec.sinks_dtype is not None,
+        "dropout": spec.dropout_p > 0.0,
+        f"value_dim {spec.value_dim} beside head_dim {spec.head_dim}": spec.value_dim != spec.head_dim,
+        "a size of zero": spec.is_empty,
+    }
 
 
 def _of_the_sizes(spec: AttentionSpec) -> list[str]:
@@ -67,18 +85,17 @@ def _of_the_sizes(spec: AttentionSpec) -> list[str]:
     if not smallest <= spec.head_dim <= largest or spec.head_dim % 8:
         with_gradient = " with a gradient" if spec.grads else ""
         reasons.append(f"head_dim is {spec.head_dim}, the Hopper kernels take multiples of 8 from {smallest} to {largest}{with_gradient}")
+    longest = max(spec.q_len, spec.kv_len)
+    if longest > LONGEST:
+        reasons.append(f"a length is {longest}, the Hopper kernels take at most {LONGEST}")
     return reasons
 
 
 def _of_the_strides(spec: AttentionSpec) -> list[str]:
     """The copy engine takes strides in multiples of 16 bytes."""
-    shapes = (
-        (spec.batch, spec.q_heads, spec.q_len),
-        (spec.batch, spec.kv_heads, spec.kv_len),
-        (spec.batch, spec.kv_heads, spec.kv_len),
-    )
+    keys = (spec.batch, spec.kv_heads, spec.kv_len)
     reasons = []
-    for name, shape, strides in zip("qkv", shapes, spec.strides):
-        if any(size > 1 and (stride <= 0 or stride % 8) for size, stride in zip(shape, strides)):
-            reasons.append(f"{name} has strides {strides}, the Hopper kernels take positive multiples of 8 before the last; .contiguous() has them")
+    for name, shape, strides in zip("qkv", ((spec.batch, spec.q_heads, spec.q_len), keys, keys), spec.strides):
+        if any([size > 1 and (stride <= 0 or stride % 8) for size, stride in zip(shape, strides)]):
+            reasons.append(f"{name} has strides {strides}, the Hopper kernels take positive multiples of 8 before the last: .contiguous()")
     return reasons

@@ -40,7 +40,7 @@ class BackwardTile:
 
     Attributes:
         stages: query blocks (q, dO, lse, delta) in flight.
-        lse_early: read the lse before S is waited for: faster where it does not spill.
+        lse_early: read the lse before S is waited for, where no mask needs the registers: faster where it does not spill.
     """
 
     block_q: int
@@ -67,8 +67,8 @@ def forward_tile(head_dim: int, *, is_masked: bool) -> ForwardTile:
     return ForwardTile(64, consumers=2, stages=2, ping_pong=True, persistent=False)  # 2 Q buffers do not fit; 128 keys spill
 
 
-def backward_tile(head_dim: int, *, is_cut: bool) -> BackwardTile:
+def backward_tile(head_dim: int) -> BackwardTile:
     """By padded head dim (64, 128)."""
     if head_dim == 64:
         return BackwardTile(128, 128, stages=2, lse_early=False)
-    return BackwardTile(64, 128, stages=2, lse_early=not is_cut)  # 128 queries: 2 KB of spills
+    return BackwardTile(64, 128, stages=2, lse_early=True)  # 128 queries: 2 KB of spills

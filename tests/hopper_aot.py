@@ -1,0 +1,109 @@
+"""Compiles the Hopper kernels for sm_90a without a GPU and prints, as JSON, what ptxas says of each.
+
+    python tests/hopper_aot.py forward-128-causal backward-64-dense pre-128-dense
+
+A process of its own, because the tests run triton in its interpreter. `launch` builds on CPU tensors exactly the
+launches that it makes on a GPU; their arguments give the signature.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnzoo.spec import AttentionSpec
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dense": {},
+    "ragged": dict(kv_len=1000),
+    "causal": dict(causal=True),
+    "shifted": dict(kv_len=1000, causal=True, align="bottom_right"),
+    "window": dict(window=(128, 0)),
+    "half": dict(dtype=torch.float16, causal=True),
+}
+INSTRUCTIONS = ("HGMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "ATOMG", "RED", "LDL", "STL", "BAR", "STG.E.128", "STG.E.64", "LDG.E.128")
+
+
+def spec_of(head_dim: int, *, kv_len: int = 1024, dtype: torch.dtype = torch.bfloat16, **options: Any) -> AttentionSpec:
+    q = torch.empty(2, 8, 1024, head_dim, dtype=dtype)
+    k = torch.empty(2, 2, kv_len, head_dim, dtype=dtype)
+    return AttentionSpec.of(q, k, k, **options)
+
+
+def launch_of(name: str) -> Any:
+    """The launch that a name such as forward-128-causal stands for."""
+    from attnzoo.backends.hopper import launch
+
+    kernel, head_dim, variant = name.split("-")
+    spec = spec_of(int(head_dim), **VARIANTS[variant])
+    q = torch.empty(spec.batch, spec.q_heads, spec.q_len, spec.head_dim, dtype=spec.dtype)
+    k = torch.empty(spec.batch, spec.kv_heads, spec.kv_len, spec.head_dim, dtype=spec.dtype)
+    lse = torch.empty(q.shape[:-1])
+    if kernel == "forward":
+        return launch.forward_launch(spec, q, k, k, q, lse)
+    return launch.backward_launches(spec, (q, k, k), q, lse, q, None, (q, k, k))[("pre", "backward", "post").index(kernel)]
+
+
+def argument_type(value: Any) -> str:
+    """The type string that the JIT gives a run-time argument."""
+    from triton._utils import canonicalize_dtype
+
+    if isinstance(value, torch.Tensor):
+        return "*" + canonicalize_dtype(value.dtype)
+    if isinstance(value, (int, float)):
+        return "fp32" if isinstance(value, float) else "i32"
+    return f"tensordesc<{canonicalize_dtype(value.base.dtype)}{list(value.block_shape)},{value.layout!r}>"
+
+
+def source_of(run: Any) -> tuple[Any, dict[str, Any]]:
+    """The source as the JIT would specialise it, divisibility by 16 marked, and the compile options."""
+    from triton.compiler import ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+
+    kernel = run.kernel
+    values = dict(zip(kernel.arg_names, run.arguments, strict=True))
+    constants = {p.name: values[p.name] for p in kernel.params if p.is_constexpr}
+    signature = {name: "constexpr" if name in constants else argument_type(values[name]) for name in kernel.arg_names}
+    attributes = {}
+    for i, parameter in enumerate(kernel.params):
+        value = values[parameter.name]
+        if not parameter.is_constexpr and not parameter.do_not_specialize:
+            if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+                attributes[(i,)] = [["tt.divisibility", 16]]
+    kind = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
+    return kind(fn=kernel, signature=signature, constexprs=constants, attrs=attributes), dict(run.options)
+
+
+def facts_of(run: Any) -> dict[str, Any]:
+    """Registers, spills, shared memory, ptxas's warnings and instruction counts of one launch."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    source, options = source_of(run)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options)
+    tools = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+    with tempfile.TemporaryDirectory() as folder:
+        ptx, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+        ptx.write_text(compiled.asm["ptx"])
+        assemble = [tools / "ptxas", "-v", "--gpu-name=sm_90a", ptx, "-o", cubin]
+        log = subprocess.run(assemble, capture_output=True, text=True, check=True).stderr
+        sass = subprocess.run([tools / "cuobjdump", "-sass", cubin], capture_output=True, text=True, check=True).stdout
+    used = re.search(r"Used (\d+) registers", log)
+    return {
+        "shared_bytes": compiled.metadata.shared,
+        "registers": int(used[1]) if used else None,
+        "spilled_bytes": sum(map(int, re.findall(r"(\d+) bytes spill", log))),
+        "serialised": [line for line in log.splitlines() if "C7511" in line or "C7512" in line or "wgmma" in line.lower()],
+        "counts": {instruction: len(re.findall(rf"\b{re.escape(instruction)}\b", sass)) for instruction in INSTRUCTIONS},
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps({name: facts_of(launch_of(name)) for name in sys.argv[1:]}))

@@ -1,0 +1,122 @@
+"""The Hopper kernels compiled for sm_90a without a GPU: spills, serialised products, shared memory, instruction counts."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnzoo.backends.hopper.tiles import backward_tile, forward_tile, padded_head_dim
+
+SCRIPT = Path(__file__).with_name("hopper_aot.py")
+REGISTERS = 65536
+SHARED_BYTES = 227 * 1024
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, which compiles the kernels")
+
+# One process a line. Not every variant at every head dim: those left out differ from a neighbour by a number alone.
+PROCESSES = (
+    ("forward-64-dense", "forward-64-ragged", "forward-64-causal", "forward-64-window"),
+    ("forward-128-dense", "forward-128-causal", "forward-128-shifted", "forward-128-window", "forward-128-half"),
+    ("forward-256-dense", "forward-256-causal", "forward-256-window"),
+    ("backward-64-dense", "backward-64-causal", "backward-64-window", "pre-64-dense", "post-64-dense"),
+    ("backward-128-dense", "backward-128-causal", "backward-128-window", "backward-128-half", "pre-128-dense", "post-128-dense"),
+)
+
+# Bytes that may spill, written and read; all outside of the loops, or in the branch that masks a cut block.
+SPILLS = {
+    "forward-64-window": 64,
+    "forward-128-window": 16,
+    "forward-256-window": 64,
+    "backward-64-causal": 112,
+    "backward-64-window": 208,
+    "backward-128-causal": 48,
+    "backward-128-half": 48,
+    "backward-128-window": 128,
+}
+
+
+def compile_all(names: tuple[str, ...]) -> dict[str, Any]:
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, SCRIPT, *names], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"compiling {', '.join(names)} failed:\n{done.stderr[-4000:]}"
+    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return facts
+
+
+def forward_counts(head_dim: int, variant: str) -> dict[str, int]:
+    """The instructions that the schedule asks for."""
+    tile = forward_tile(head_dim, is_masked=variant not in ("dense", "ragged"))
+    loops = {"shifted": 2, "window": 3}.get(variant, 1)  # of full blocks; of further cut ones; of those cut at the left
+    if variant == "causal" and tile.block_q != tile.block_kv:
+        loops = 2  # the diagonal cuts more than one block
+    scores = head_dim // 16 * (loops + 1 + tile.persistent)  # in a loop, for the first block, for the next tile's first
+    products = tile.block_kv // 16 * (loops + 1)  # in a loop, for the last block
+    return {
+        "HGMMA": tile.consumers * (scores + products),
+        "UTMASTG": tile.consumers,
+        "ATOMG": int(tile.persistent),
+    }
+
+
+def backward_counts(head_dim: int, variant: str) -> dict[str, int]:
+    tile = backward_tile(head_dim)
+    scores = 2 * head_dim // 16  # S and dP
+    keys = 2 * tile.block_q // 16  # dV and dK
+    queries = tile.block_kv // 16 * (tile.block_q // 64)  # dQ, 64 rows an instruction
+    boxes = head_dim // 2 * 4 // 128  # of a warpgroup's half of dQ: TMA takes 128 bytes of a row at a time
+    return {"HGMMA": 2 * (scores + keys + queries), "UTMAREDG": 2 * boxes, "UTMASTG": 2 * boxes + 4, "RED": 0, "ATOMG": 1}
+
+
+def problems_of(name: str, facts: dict[str, Any]) -> list[str]:
+    """What is wrong with a compiled kernel."""
+    kernel, head_dim, variant = name.split("-")
+    found = []
+    if facts["serialised"]:
+        found.append(f"ptxas serialises wgmma: {facts['serialised']}")
+    if facts["spilled_bytes"] > SPILLS.get(name, 0):
+        found.append(f"{facts['spilled_bytes']} bytes spill, {SPILLS.get(name, 0)} allowed")
+    if facts["shared_bytes"] > SHARED_BYTES:
+        found.append(f"{facts['shared_bytes']} bytes of shared memory, {SHARED_BYTES} at most")
+    counts = facts["counts"]
+    wanted = {"forward": forward_counts, "backward": backward_counts}.get(kernel, lambda *_: {})(int(head_dim), variant)
+    found += [f"{counts[instruction]} {instruction}, expected {count}" for instruction, count in wanted.items() if counts[instruction] != count]
+    if kernel in ("pre", "post") and not counts["LDG.E.128"]:
+        found.append("its loads are narrower than 16 bytes")
+    if kernel in ("forward", "backward") and counts["UTMALDG"] < 4:
+        found.append(f"{counts['UTMALDG']} UTMALDG: q, k and v do not all come by TMA")
+    return found
+
+
+@needs_triton
+@pytest.mark.parametrize("names", PROCESSES, ids=[names[0].rpartition("-")[0] for names in PROCESSES])
+def test_kernels_compile_tight(names: tuple[str, ...]) -> None:
+    facts = compile_all(names)
+    problems = [f"{name}: {problem}" for name in names for problem in problems_of(name, facts[name])]
+    assert not problems, "\n".join(problems)
+
+
+def test_problems_are_seen() -> None:
+    counts = forward_counts(128, "dense") | {"HGMMA": 79, "UTMALDG": 8}
+    facts = {"serialised": ["C7511"], "spilled_bytes": 8, "shared_bytes": 232449, "counts": counts}
+    assert len(problems_of("forward-128-dense", facts)) == 4, f"four things are wrong, found {problems_of('forward-128-dense', facts)}"
+
+
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("is_masked", [False, True])
+def test_registers_fit_the_multiprocessor(head_dim: int, is_masked: bool) -> None:
+    tile = forward_tile(head_dim, is_masked=is_masked)
+    used = 128 * (tile.consumers * tile.consumer_registers + tile.producer_registers)
+    assert used <= REGISTERS, f"{tile} uses {used} registers of {REGISTERS}"
+    assert tile.consumer_registers % 8 == tile.producer_registers % 8 == 0, f"{tile}: setmaxnreg takes multiples of 8"
+
+
+@pytest.mark.parametrize(("head_dim", "padded"), [(8, 64), (64, 64), (72, 128), (96, 128), (128, 128), (136, 256), (256, 256)])
+def test_head_dims_are_padded_to_a_power_of_two(head_dim: int, padded: int) -> None:
+    assert padded_head_dim(head_dim) == padded, f"head_dim {head_dim} gives tiles of {padded_head_dim(head_dim)} columns, expected {padded}"

@@ -1,0 +1,180 @@
+"""Layouts to and from other libraries' forms: padded lists (FlashAttention-4, FlexAttention), `BlockMask`, BSR."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnzoo.layout import BlockLayout, BlockLists, ElementRule, pack_bits
+from attnzoo.layouts.build import partial_blocks
+from attnzoo.layouts.mask_mod import MaskMod, evaluate_blocks
+from attnzoo.layouts.validation import block_size
+
+__all__ = ["PaddedLists", "from_block_mask", "from_bsr", "from_padded_lists", "mask_mod_of", "padded_lists", "to_block_mask", "to_bsr"]
+
+ABSENT, PARTIAL, FULL = 0, 1, 2
+
+
+@dataclass(frozen=True, eq=False)
+class PaddedLists:
+    """Block columns a row, padded to one width: what FlexAttention and FlashAttention-4 take.
+
+    Attributes:
+        partial_counts, full_counts: `(batch, heads, rows)` int32.
+        partial_indices, full_indices: `(batch, heads, rows, columns)` int32; entries past the count carry no meaning.
+    """
+
+    partial_counts: Tensor
+    partial_indices: Tensor
+    full_counts: Tensor
+    full_indices: Tensor
+
+
+def padded_lists(layout: BlockLayout) -> PaddedLists:
+    """The layout's lists, padded with 0 to the number of block columns."""
+    layout.check_unmodified()
+    shape = (layout.batch, layout.heads, layout.rows)
+
+    def padded(lists: BlockLists) -> tuple[Tensor, Tensor]:
+        row = lists.row_of_each()
+        table = lists.indices.new_zeros(shape[0] * shape[1] * shape[2], layout.columns)
+        table[row, torch.arange(len(row), device=row.device) - lists.offsets.long()[row]] = lists.indices
+        return lists.offsets.diff().view(shape), table.view(*shape, layout.columns)
+
+    return PaddedLists(*padded(layout.partial), *padded(layout.full))
+
+
+def from_padded_lists(
+    lists: PaddedLists, *, q_len: int, kv_len: int, block: int | tuple[int, int], mask_mod: MaskMod | None = None
+) -> BlockLayout:
+    """The layout of padded lists; partial blocks keep the pairs for which `mask_mod(b, h, i, j)` is True.
+
+    Raises:
+        ValueError: an index out of range, a block listed twice, partial blocks without a mask_mod.
+    """
+    block_q, block_kv = block_size(block)
+    batch, heads, _ = lists.full_counts.shape
+    full, partial = _compressed(lists.full_counts, lists.full_indices), _compressed(lists.partial_counts, lists.partial_indices)
+    sizes = dict(q_len=q_len, kv_len=kv_len, block_q=block_q, block_kv=block_kv, batch=batch, heads=heads)
+    if not len(partial.indices):
+        return BlockLayout(**sizes, full=full, partial=partial)
+    if mask_mod is None:
+        raise ValueError("mask_mod is None, but there are partial blocks; give the function that says which pairs they keep")
+    everything = ElementRule(band=(None, None, 0))
+    draft = BlockLayout(**sizes, full=full, partial=partial, rule=everything)  # validated before the function is called
+    kept = evaluate_blocks(mask_mod, draft.partial, draft)
+    return BlockLayout(**sizes, full=full, partial=partial, rule=ElementRule(bits=pack_bits(kept)))
+
+
+def _compressed(counts: Tensor, indices: Tensor) -> BlockLists:
+    """Ascending columns of each row, without the padding."""
+    width = indices.shape[-1]
+    if bool((counts < 0).any()) or bool((counts > width).any()):
+        raise ValueError(f"counts run from {int(counts.min())} to {int(counts.max())}; the lists hold up to {width} a row")
+    used = torch.arange(width, device=counts.device) < counts[..., None]
+    ordered = torch.where(used, indices.long(), 2**31 - 1).sort(dim=-1).values
+    offsets = torch.nn.functional.pad(counts.flatten().cumsum(0), (1, 0))
+    return BlockLists(offsets.to(torch.int32), ordered[used].to(torch.int32))
+
+
+def mask_mod_of(layout: BlockLayout) -> MaskMod:
+    """The function `(b, h, i, j) -> bool` that the layout stands for, as FlexAttention takes it; captures tensors."""
+    layout.check_unmodified()
+    rule, block_q, block_kv = layout.rule, layout.block_q, layout.block_kv
+    states = torch.full((layout.batch * layout.heads * layout.rows, layout.columns), ABSENT, dtype=torch.int32, device=layout.device)
+    places = torch.zeros_like(states)
+    for lists, state in ((layout.full, FULL), (layout.partial, PARTIAL)):
+        row = lists.row_of_each()
+        states[row, lists.indices.long()] = state
+        places[row, lists.indices.long()] = torch.arange(len(row), dtype=torch.int32, device=row.device)
+    one_batch, one_head, heads, rows = layout.batch == 1, layout.heads == 1, layout.heads, layout.rows
+
+    def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+        b, h = b * 0 if one_batch else b, h * 0 if one_head else h
+        row, column = (b * heads + h) * rows + i // block_q, j // block_kv
+        state = states[row, column]
+        kept = state == PARTIAL
+        if rule.band is not None:
+            left, right, diagonal = rule.band
+            if left is not None:
+                kept = kept & (j - i - diagonal >= -left)
+            if right is not None:
+                kept = kept & (j - i - diagonal <= right)
+        if rule.segments is not None:
+            kept = kept & (rule.segments[0][b, i] == rule.segments[1][b, j])
+        if rule.bits is not None:
+            word = rule.bits[places[row, column], i % block_q, j % block_kv // 32]
+            kept = kept & ((word >> (j % block_kv % 32)) & 1).to(torch.bool)
+        return (state == FULL) | kept
+
+    return mask_mod
+
+
+def to_block_mask(layout: BlockLayout) -> Any:
+    """The same layout as FlexAttention's `BlockMask`."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    lists = padded_lists(layout)
+    return BlockMask.from_kv_blocks(
+        lists.partial_counts,
+        lists.partial_indices,
+        lists.full_counts,
+        lists.full_indices,
+        BLOCK_SIZE=(layout.block_q, layout.block_kv),
+        mask_mod=mask_mod_of(layout),
+        seq_lengths=(layout.q_len, layout.kv_len),
+    )
+
+
+def from_block_mask(block_mask: Any) -> BlockLayout:
+    """The layout of FlexAttention's `BlockMask`: its lists, and its mask_mod evaluated in the partial blocks alone."""
+    counts, indices = block_mask.kv_num_blocks, block_mask.kv_indices
+    full_counts, full_indices = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
+    if full_counts is None:
+        full_counts, full_indices = torch.zeros_like(counts), torch.zeros_like(indices)
+    q_len, kv_len = block_mask.seq_lengths
+    lists = PaddedLists(counts, indices, full_counts, full_indices)
+    return from_padded_lists(lists, q_len=q_len, kv_len=kv_len, block=tuple(block_mask.BLOCK_SIZE), mask_mod=block_mask.mask_mod)
+
+
+def to_bsr(layout: BlockLayout) -> Tensor:
+    """The bool mask as a `torch.sparse_bsr` tensor `(q_len, kv_len)`, of a layout with one batch, one head and
+    lengths in whole blocks (BSR has no cut blocks)."""
+    if layout.batch != 1 or layout.heads != 1:
+        raise ValueError(f"the layout has batch {layout.batch} and {layout.heads} heads; BSR takes one of each")
+    if layout.q_len % layout.block_q or layout.kv_len % layout.block_kv:
+        raise ValueError(f"lengths ({layout.q_len}, {layout.kv_len}) are not whole blocks of {layout.block_q} x {layout.block_kv}")
+    partial = partial_blocks(layout)
+    full = torch.ones(len(layout.full.indices), *partial.shape[1:], dtype=torch.bool, device=layout.device)
+    row = torch.cat([layout.full.row_of_each(), layout.partial.row_of_each()])
+    columns = torch.cat([layout.full.indices, layout.partial.indices]).long()
+    order = (row * max(layout.columns, 1) + columns).argsort()
+    offsets = (layout.full.offsets + layout.partial.offsets).long()
+    values = torch.cat([full, partial])[order]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Sparse BSR tensor support is in beta", category=UserWarning)
+        return torch.sparse_bsr_tensor(offsets, columns[order], values, size=(layout.q_len, layout.kv_len), check_invariants=True)
+
+
+def from_bsr(mask: Tensor) -> BlockLayout:
+    """The layout of a `torch.sparse_bsr` tensor: a pair attends where a non-zero is stored."""
+    if mask.layout is not torch.sparse_bsr or mask.ndim != 2:
+        raise TypeError(f"mask has layout {mask.layout} and {mask.ndim} dims; it takes a sparse_bsr tensor (q_len, kv_len)")
+    kept = mask.values() != 0
+    offsets, columns = mask.crow_indices(), mask.col_indices()
+    row = torch.repeat_interleave(torch.arange(len(offsets) - 1, device=offsets.device), offsets.diff())
+    is_full, has_any = kept.flatten(1).all(1), kept.flatten(1).any(1)
+
+    def lists(which: Tensor) -> BlockLists:
+        counts = torch.bincount(row[which], minlength=len(offsets) - 1)
+        return BlockLists(torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32), columns[which].to(torch.int32))
+
+    partial = has_any & ~is_full
+    rule = ElementRule(bits=pack_bits(kept[partial])) if bool(partial.any()) else ElementRule()
+    q_len, kv_len = mask.shape
+    block_q, block_kv = kept.shape[1:]
+    return BlockLayout(q_len, kv_len, block_q, block_kv, lists(is_full), lists(partial), rule)

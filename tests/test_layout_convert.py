@@ -1,0 +1,156 @@
+"""Layouts survive the trip to FlexAttention's BlockMask, padded lists, BSR and files, and back."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import create_block_mask, create_mask
+
+from attnzoo import BlockLayout, layouts
+from attnzoo.layouts.convert import (
+    PaddedLists,
+    from_block_mask,
+    from_bsr,
+    from_padded_lists,
+    mask_mod_of,
+    padded_lists,
+    to_block_mask,
+    to_bsr,
+)
+from attnzoo.layouts.files import load, save
+
+
+def assert_same(a: BlockLayout, b: BlockLayout) -> None:
+    for name, mine, theirs in zip(("full.offsets", "full.indices", "partial.offsets", "partial.indices"), a.tensors(), b.tensors()):
+        assert torch.equal(mine, theirs), name
+    assert torch.equal(a.to_dense(), b.to_dense())
+
+
+def drawn(seed: int) -> BlockLayout:
+    rng = random.Random(seed)
+    q_len, kv_len = rng.randint(1, 90), rng.randint(1, 90)
+    block = (rng.choice([4, 16, 32, 33, 64]), rng.choice([4, 16, 32, 33, 64]))
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(2, 3, q_len, kv_len, generator=generator) > 0.3
+    mask[..., : q_len // 2, : kv_len // 2] = True
+    mask[..., q_len // 2 :, : kv_len // 2] = False
+    ids = torch.randint(0, 4, (2, q_len), generator=generator).sort().values
+    kinds = [
+        lambda: BlockLayout.from_dense(mask, block=block),
+        lambda: layouts.causal(q_len, kv_len, block=block, align="bottom_right"),
+        lambda: layouts.documents(ids, causal=True, block=block[0]),
+        lambda: layouts.butterfly(q_len, block=block),
+    ]
+    return kinds[seed % len(kinds)]()
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_every_form_gives_the_layout_back(seed, tmp_path):
+    layout = drawn(seed)
+    dense = layout.to_dense()
+    batch, heads, q_len, kv_len = dense.shape
+    block_mask = to_block_mask(layout)
+    assert torch.equal(create_mask(block_mask.mask_mod, batch, heads, q_len, kv_len, device="cpu"), dense)
+    assert_same(from_block_mask(block_mask), layout)
+    block = (layout.block_q, layout.block_kv)
+    lists = padded_lists(layout)
+    assert_same(from_padded_lists(lists, q_len=q_len, kv_len=kv_len, block=block, mask_mod=mask_mod_of(layout)), layout)
+    for suffix in (".json", ".safetensors"):
+        if suffix == ".safetensors":
+            pytest.importorskip("safetensors")
+        save(layout, tmp_path / f"layout{suffix}")
+        loaded = load(tmp_path / f"layout{suffix}")
+        assert_same(loaded, layout)
+        assert loaded.rule.parts == layout.rule.parts
+
+
+@pytest.mark.parametrize("layout", [layouts.causal(64, block=16), layouts.butterfly(64, block=(8, 16))], ids=["causal", "butterfly"])
+def test_bsr(layout):
+    assert_same(from_bsr(to_bsr(layout)), layout)
+
+
+def test_a_block_mask_that_flex_attention_made():
+    block_mask = create_block_mask(lambda b, h, i, j: (i >= j) & (i - j < 70 * (h + 1)), None, 2, 300, 300, device="cpu")
+    i, j = torch.arange(300)[:, None], torch.arange(300)
+    expected = torch.stack([(i >= j) & (i - j < 70), (i >= j) & (i - j < 140)])
+    assert torch.equal(from_block_mask(block_mask).to_dense()[0], expected)
+
+
+def tampered(path, change):
+    facts = json.loads(path.read_text())
+    change(facts)
+    path.write_text(json.dumps(facts))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda f: f.update(format="other"), "format"),
+        (lambda f: f.pop("q_len"), "q_len"),
+        (lambda f: f.update(q_len=-1), "q_len"),
+        (lambda f: f.update(block_q="16"), "block_q"),
+        (lambda f: f.update(band=[0, -2, 0]), "band"),
+        (lambda f: f["tensors"].pop("full.indices"), "full.indices"),
+        (lambda f: f["tensors"]["full.indices"]["values"].__setitem__(0, 99), "full.indices"),
+        (lambda f: f["tensors"]["full.indices"]["values"].__setitem__(0, -1), "full.indices"),
+        (lambda f: f["tensors"]["full.indices"].update(shape=[7]), "read"),
+        (lambda f: f["tensors"]["partial.offsets"]["values"].__setitem__(1, 9), "partial.offsets"),
+        (lambda f: f["tensors"]["partial.offsets"].update(dtype="float32"), "read"),
+        (lambda f: f["tensors"]["full.offsets"].update(values=["x"]), "read"),
+    ],
+)
+def test_a_tampered_file_is_refused(change, message, tmp_path):
+    path = tmp_path / "layout.json"
+    save(layouts.causal(64, block=16), path)
+    tampered(path, change)
+    with pytest.raises((TypeError, ValueError), match=message):
+        load(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x04K\x01.", b"[]", b"null", b"{", b"\xff\xfe"])
+@pytest.mark.parametrize("suffix", [".json", ".safetensors"])
+def test_what_is_no_layout_is_refused(content, suffix, tmp_path):
+    if suffix == ".safetensors":
+        pytest.importorskip("safetensors")
+    path = tmp_path / f"layout{suffix}"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match="layout"):
+        load(path)
+
+
+def test_other_suffixes_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="path"):
+        save(layouts.causal(8, block=4), tmp_path / "layout.pt")
+
+
+def test_padded_lists_are_validated():
+    def lists(counts, indices):
+        none, nothing = torch.zeros(1, 1, 2, dtype=torch.int32), torch.zeros(1, 1, 2, 2, dtype=torch.int32)
+        full = torch.tensor([[[indices, [0, 1]]]], dtype=torch.int32)
+        return PaddedLists(none, nothing, torch.tensor([[counts]], dtype=torch.int32), full)
+
+    for counts, indices in (([2, 1], [0, 5]), ([2, 1], [1, 1]), ([3, 1], [0, 1]), ([-1, 1], [0, 1]), ([2, 1], [0, -1])):
+        with pytest.raises(ValueError, match=r"indices|counts"):
+            from_padded_lists(lists(counts, indices), q_len=8, kv_len=8, block=4)
+
+
+def test_partial_blocks_need_their_function():
+    lists = padded_lists(layouts.causal(8, block=4))
+    with pytest.raises(ValueError, match="mask_mod"):
+        from_padded_lists(lists, q_len=8, kv_len=8, block=4)
+
+
+def test_bsr_refuses_what_it_cannot_hold():
+    with pytest.raises(ValueError, match="whole blocks"):
+        to_bsr(layouts.causal(9, block=4))
+    with pytest.raises(ValueError, match="heads"):
+        to_bsr(layouts.stack_heads([layouts.causal(8, block=4)] * 2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        csr = torch.eye(8).to_sparse_csr()
+    with pytest.raises(TypeError, match="sparse_bsr"):
+        from_bsr(csr)

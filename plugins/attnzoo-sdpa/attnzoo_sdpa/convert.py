@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from attnzoo.masks import keep_mask
 __all__ = ["SdpaArguments", "Wants", "band_kind", "convert", "needs_table"]
 
 ALIGNMENT = 16  # bytes
+HUGE = 2.0**100
 
 
 def band_kind(spec: AttentionSpec) -> Literal["none", "causal", "table"]:
@@ -68,6 +69,8 @@ class SdpaArguments:
             scale=self.scale,
             enable_gqa=self.enable_gqa,
         ).to(self.result_dtype)
+        if o.requires_grad and o.device.type == "cuda":
+            o = ReadyGradient.apply(o)
         return o if self.empty_rows is None else o.masked_fill(self.empty_rows, 0.0)
 
 
@@ -121,8 +124,16 @@ def attention_table(spec: AttentionSpec, inputs: AttentionInputs, bias_dtype: to
     empty_rows = ~kept.any(-1, keepdim=True)
     if inputs.bias is None or bias_dtype is None:
         return full_table(spec, kept | empty_rows), empty_rows
-    bias = inputs.bias.to(bias_dtype).masked_fill(~kept, -torch.inf).masked_fill(empty_rows, 0.0)
-    return full_table(spec, bias), empty_rows
+    bias = far_from_overflow(inputs.bias.to(bias_dtype).masked_fill(~kept, 0.0), kept)
+    return full_table(spec, bias.masked_fill(~kept & ~empty_rows, -torch.inf)), empty_rows
+
+
+def far_from_overflow(bias: Tensor, kept: Tensor) -> Tensor:
+    """Rows whose every bias is beyond -2**100 shrunk to a quarter: kernels multiply by log2(e), which overflows at
+    finfo.min. No answer changes: both swallow the scores whole, and equal stays equal, less stays less."""
+    peak = bias.detach().masked_fill(~kept, -torch.inf).amax(-1, keepdim=True)
+    shrunk = bias.detach() * 0.25 + (bias - bias.detach())  # the gradient is not shrunk
+    return torch.where(peak < -HUGE, shrunk, bias)
 
 
 def kept_pairs(spec: AttentionSpec, inputs: AttentionInputs) -> Tensor:
@@ -145,6 +156,22 @@ def full_table(spec: AttentionSpec, table: Tensor) -> Tensor:
     return rows.expand(spec.batch, spec.q_heads, spec.q_len, spec.kv_len)
 
 
+class ReadyGradient(torch.autograd.Function):
+    """The identity; the gradient reaches the kernel in a form that it reads rightly, which torch does not see to."""
+
+    @staticmethod
+    def forward(o: Tensor) -> Tensor:
+        return o.view_as(o)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return kernel_ready(grad.contiguous())
+
+
 def kernel_ready(tensor: Tensor) -> Tensor:
     """The tensor, or a copy where torch's kernels would refuse its strides or read it wrongly."""
     if tensor.stride(-1) == 1 and (is_aligned(tensor) if tensor.device.type == "cuda" else not overlaps(tensor)):
@@ -154,8 +181,8 @@ def kernel_ready(tensor: Tensor) -> Tensor:
 
 def is_aligned(tensor: Tensor) -> bool:
     """Every row starts at a multiple of 16 bytes; torch does not check, and its CUDA kernels load 16 at a time."""
-    start = tensor.storage_offset() * tensor.itemsize if torch.compiler.is_compiling() else tensor.data_ptr()
-    return start % ALIGNMENT == 0 and all([stride * tensor.itemsize % ALIGNMENT == 0 for stride in tensor.stride()[:-1]])
+    steps = [tensor.storage_offset(), *tensor.stride()[:-1]]
+    return all([step * tensor.itemsize % ALIGNMENT == 0 for step in steps])
 
 
 def overlaps(tensor: Tensor) -> bool:

@@ -10,6 +10,7 @@ from torch.nn.attention import SDPBackend
 
 from attnzoo import AttentionSpec, Capabilities
 from attnzoo.backend import FEATURES
+from attnzoo.tracing import constant_when_traced
 from attnzoo_sdpa.convert import Wants, band_kind, needs_table
 
 __all__ = ["CPU_FLASH", "CUDNN", "EFFICIENT", "FLASH", "MATH", "Kernel"]
@@ -79,7 +80,7 @@ def short(dtype: torch.dtype) -> str:
 
 
 def math_rules(spec: AttentionSpec) -> list[str]:
-    if spec.dtype in HALF and torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed():
+    if spec.dtype in HALF and reduces_in_half():
         return [
             f"dtype is {short(spec.dtype)} and torch was told to reduce in it, which loses accuracy: "
             "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(False)"
@@ -104,7 +105,7 @@ def cudnn_rules(spec: AttentionSpec) -> list[str]:
     reasons = nvidia(spec, (8, 0)) + aligned_dims(spec)
     if spec.kv_len == 1:
         reasons.append("k has length 1, cuDNN takes at least 2")
-    if not torch.backends.cudnn.is_available():
+    if not has_cudnn():
         reasons.append("torch has no cuDNN here")
     return reasons + grid(spec)
 
@@ -138,13 +139,23 @@ def nvidia(spec: AttentionSpec, least: tuple[int, int]) -> list[str]:
         return []
     if torch.version.hip is not None:
         return ["torch is built for ROCm, only its CUDA kernels were tested"]
-    found = compute_capability(spec.device)
+    found = compute_capability(spec.device.index)
     return [] if found >= least else [f"the device is sm_{found[0]}{found[1]}, it takes sm_{least[0]}{least[1]} and later"]
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def compute_capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
+@constant_when_traced
+def compute_capability(index: int | None) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)
+
+
+@constant_when_traced
+def has_cudnn() -> bool:
+    return bool(torch.backends.cudnn.is_available())
+
+
+@constant_when_traced
+def reduces_in_half() -> bool:
+    return bool(torch.backends.cuda.fp16_bf16_reduction_math_sdp_allowed())
 
 
 FLASH = Kernel(

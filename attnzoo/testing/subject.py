@@ -114,6 +114,7 @@ def gradients(call: Call, o: Tensor, lse: Tensor | None, *, retain_graph: bool =
     for name, out, grad in wanted:
         require(out is not None and out.requires_grad, f"{name} carries no gradient, but {', '.join(call.grads)} need one")
         require(out.shape == grad.shape, f"{name} has shape {tuple(out.shape)}; it is {tuple(grad.shape)}")  # type: ignore[union-attr]
+        require(out.device == grad.device, f"{name} is on {out.device}; it is on {grad.device}")  # type: ignore[union-attr]
     leaves = [call.leaf(name) for name in call.grads]
     outputs, weights = [out for _, out, _ in wanted], [grad for _, _, grad in wanted]
     found: Sequence[Tensor | None] = [None for _ in leaves]

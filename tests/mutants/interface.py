@@ -1,0 +1,114 @@
+"""Faults of what a backend claims, refuses and returns."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from attnzoo.errors import UnsupportedError
+
+from .mutant import PLAIN_FORWARD, TWO_GPUS, Mutant
+from .reference import Reference
+
+CAPABILITIES = Reference.capabilities
+
+
+class ServesWhatItDoesNotClaim(Mutant):
+    """softcap is not claimed, and not refused."""
+
+    caught_by = ("T32-claim-softcap-forward", "T32-claim-softcap-backward")
+    capabilities = replace(CAPABILITIES, forward=CAPABILITIES.forward - {"softcap"}, backward=CAPABILITIES.backward - {"softcap"})
+
+    def unsupported_reasons(self, spec):
+        return []
+
+
+class ClaimsWhatItDropsInBackward(Mutant):
+    """Sinks are claimed with a gradient, which is zero."""
+
+    caught_by = ("T32-claim-sinks-backward",)
+    passes = "T32-claim-sinks-forward"
+
+    def sink_gradient(self, inputs, lse, delta):
+        return torch.zeros_like(super().sink_gradient(inputs, lse, delta))
+
+
+class RefusesWhatItClaims(Mutant):
+    """A window is claimed, and refused."""
+
+    caught_by = ("T32-claim-window-forward",)
+
+    def unsupported_reasons(self, spec):
+        return ["window is not supported"] if spec.window else []
+
+
+class RefusesInAttend(Mutant):
+    """unsupported_reasons accepts sinks, attend refuses them."""
+
+    caught_by = ("T32-claim-sinks-forward", "T03-sinks-large-fp32")
+
+    def attend(self, spec, inputs):
+        if inputs.sinks is not None:
+            raise UnsupportedError({self.name: ["sinks are not supported"]})
+        return super().attend(spec, inputs)
+
+
+class RefusesWithoutReason(Mutant):
+    """Segments together with causal are refused with an empty reason."""
+
+    caught_by = ("T18-causal-segments-fp32",)
+
+    def unsupported_reasons(self, spec):
+        return [""] if spec.causal and spec.segments else []
+
+
+class RefusesPlainCall(Mutant):
+    """fp16 is claimed, and every call in it refused."""
+
+    caught_by = ("T32-plain-forward-fp16",)
+
+    def unsupported_reasons(self, spec):
+        return ["float16 is slow here"] if spec.dtype == torch.float16 else []
+
+
+class ReasonsAreABool(Mutant):
+    """unsupported_reasons returns True where it means that the call is fine."""
+
+    caught_by = (PLAIN_FORWARD,)
+    passes = None
+
+    def unsupported_reasons(self, spec):
+        return True
+
+
+class OutputInFloat32(Mutant):
+    """o stays in fp32."""
+
+    caught_by = ("T32-plain-forward-fp16", "T32-plain-forward-bf16")
+
+    def attend(self, spec, inputs):
+        o, lse = super().attend(spec, inputs)
+        return o.to(spec.accumulator_dtype), lse
+
+
+class OutputIsATuple(Mutant):
+    """The lse comes back though nobody asked for it, inside of o."""
+
+    caught_by = (PLAIN_FORWARD,)
+    passes = None
+
+    def attend(self, spec, inputs):
+        o, lse = super().attend(replace(spec, return_lse=True), inputs)
+        return (o, lse), lse
+
+
+class DeviceNotSet(Mutant):
+    """o is allocated on the current device, not on that of q."""
+
+    caught_by = ("T28-second-device-plain",)
+    needs = TWO_GPUS
+
+    def attend(self, spec, inputs):
+        o, lse = super().attend(spec, inputs)
+        return o.to(spec.device.type), lse

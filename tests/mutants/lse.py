@@ -1,0 +1,153 @@
+"""Faults of the log-sum-exp and of sinks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from .mutant import PLAIN_FORWARD, Mutant
+
+
+class LseMutant(Mutant, abstract=True):
+    """Returns another lse than it keeps for the backward."""
+
+    def attend(self, spec, inputs):
+        o, lse = super().attend(spec, inputs)
+        return o, None if lse is None else self.returned(spec, inputs, lse)
+
+    def returned(self, spec, inputs, lse):
+        return lse
+
+
+class LseInLog2(LseMutant):
+    """The lse is a logarithm to base 2."""
+
+    caught_by = ("T32-claim-lse-forward", "T21-lse-forward-plain-fp16", "T21-relation-merge-plain-fp32")
+
+    def returned(self, spec, inputs, lse):
+        return lse * 1.4426950408889634
+
+
+class LseOfUnmaskedRow(LseMutant):
+    """A row with no key has lse +inf."""
+
+    caught_by = ("T01-bool-fp32", "T21-lse-mask-loss-o+lse-fp32")
+
+    def returned(self, spec, inputs, lse):
+        return lse.masked_fill(lse == -torch.inf, torch.inf)
+
+
+class LseWithoutSinks(LseMutant):
+    """The lse leaves out the sinks."""
+
+    caught_by = ("T21-lse-forward-sinks-fp32", "T03-sinks-large-fp32")
+
+    def returned(self, spec, inputs, lse):
+        if inputs.sinks is None:
+            return lse
+        spec, inputs = replace(spec, sinks_dtype=None), replace(inputs, sinks=None)
+        return self.softmax(spec, inputs, self.scores(spec, inputs)[0])[1]
+
+
+class LseAfterDropout(LseMutant):
+    """The lse counts the elements that dropout kept."""
+
+    caught_by = ("T21-lse-dropout-loss-o+lse-fp32", "T22-dropout-lse-fp32")
+
+    def returned(self, spec, inputs, lse):
+        if not spec.dropout_p:
+            return lse
+        p, _ = self.softmax(spec, inputs, self.scores(spec, inputs)[0])
+        return lse + (p * self.dropout(spec, inputs)).sum(-1).log()
+
+
+class LseInHalf(LseMutant):
+    """The lse has the dtype of q."""
+
+    caught_by = ("T21-lse-forward-plain-fp16",)
+    passes = "T21-lse-forward-plain-fp32"
+
+    def returned(self, spec, inputs, lse):
+        return lse.to(spec.dtype)
+
+
+class LseForgottenWithoutGradient(LseMutant):
+    """Without a gradient no lse is kept, nor returned."""
+
+    caught_by = ("T21-lse-forward-plain-fp32", "T32-claim-lse-forward")
+    passes = "T32-claim-lse-backward"
+
+    def returned(self, spec, inputs, lse):
+        return lse if spec.grads else None
+
+
+class LseDetached(LseMutant):
+    """The lse carries no gradient."""
+
+    caught_by = ("T21-lse-plain-loss-lse-fp32", "T32-claim-lse-backward")
+    passes = "T32-claim-lse-forward"
+
+    def returned(self, spec, inputs, lse):
+        return lse.detach()
+
+
+class LseGradientDropped(Mutant):
+    """The gradient of the lse is thrown away."""
+
+    caught_by = ("T21-lse-plain-loss-o+lse-fp32", "T21-lse-plain-loss-lse-fp16")
+    passes = "T21-lse-unread-plain"
+
+    def backward(self, spec, inputs, o, lse, grad_o, grad_lse):
+        return super().backward(spec, inputs, o, lse, grad_o, None)
+
+
+class SinksIgnored(Mutant):
+    """sinks have no effect."""
+
+    caught_by = ("T32-claim-sinks-forward", "T03-sinks-large-fp32")
+
+    def sinks(self, spec, inputs):
+        return torch.full_like(super().sinks(spec, inputs), -torch.inf)
+
+
+class SinkNotInMaximum(Mutant):
+    """The maximum of a row leaves out its sink, which then overflows."""
+
+    caught_by = ("T03-sinks-far_above-fp32",)
+    passes = "T32-claim-sinks-backward"
+
+    def pivot(self, spec, scores, sinks):
+        return super().pivot(spec, scores, torch.full_like(sinks, -torch.inf))
+
+
+class SinkGradientSign(Mutant):
+    """The gradient of the sinks has the wrong sign."""
+
+    caught_by = ("T32-claim-sinks-backward", "T24-backward-parity-sinks-fp32")
+    passes = "T32-claim-sinks-forward"
+
+    def sink_gradient(self, inputs, lse, delta):
+        return -super().sink_gradient(inputs, lse, delta)
+
+
+class SinkGradientOfFirstBatch(Mutant):
+    """The gradient of the sinks is not summed over the batch."""
+
+    caught_by = ("T24-backward-parity-sinks-fp32", "T24-backward-parity-sinks-bf16")
+    passes = PLAIN_FORWARD
+
+    def sink_gradient(self, inputs, lse, delta):
+        return super().sink_gradient(inputs, lse[:1], delta[:1])
+
+
+class SinkGradientOfEmptyRow(Mutant):
+    """A sink gets nothing from the lse of a row with no key."""
+
+    caught_by = ("T01-sinks-fp32", "T07-no-keys-or-queries-with-sinks")
+    passes = "T24-backward-parity-sinks-fp32"
+
+    def backward(self, spec, inputs, o, lse, grad_o, grad_lse):
+        empty = ~self.kept(spec, inputs).expand(*lse.shape, spec.kv_len).any(-1)
+        grad_lse = None if grad_lse is None else grad_lse.masked_fill(empty, 0.0)
+        return super().backward(spec, inputs, o, lse, grad_o, grad_lse)

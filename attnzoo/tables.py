@@ -14,9 +14,13 @@ STYLES = {
     "chosen": "green",
     "ok": "green",
     "loaded": "green",
+    "pass": "green",
     "refuses": "yellow",
+    "refused": "yellow",
+    "known failure": "yellow",
     "rejected": "yellow",
     "broken": "bold red",
+    "FAILED": "bold red",
 }
 """Word -> how a cell that consists of it is coloured."""
 

@@ -7,10 +7,13 @@ from typing import Annotated
 import typer
 
 from attnzoo import __version__
+from attnzoo.cli.check import check
 from attnzoo.cli.doctor import doctor
 from attnzoo.cli.explain import explain
 from attnzoo.cli.info import info
 from attnzoo.cli.list_backends import list_backends
+from attnzoo.cli.new import new
+from attnzoo.cli.support import support
 from attnzoo.errors import PluginError, UnknownBackendError
 
 app = typer.Typer(name="attnzoo", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -33,6 +36,9 @@ app.command("list")(list_backends)
 app.command("info")(info)
 app.command("doctor")(doctor)
 app.command("explain")(explain)
+app.command("check")(check)
+app.command("support")(support)
+app.command("new")(new)
 
 
 def main() -> None:

@@ -41,12 +41,14 @@ def show(data: Any, sections: Sequence[Section], form: Format) -> None:
     if form is Format.JSON:
         typer.echo(json.dumps(data, indent=2))
     elif form is Format.MD:
-        typer.echo("\n\n".join(map(_markdown, sections)))
+        typer.echo("\n\n".join(map(markdown, sections)))
     else:
         _print_tables(sections)
 
 
-def _markdown(section: Section) -> str:
+def markdown(section: Section) -> str:
+    """The title and the table, without a newline at the end."""
+
     def line(cells: Sequence[str]) -> str:
         return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", "<br>") for cell in cells) + " |"
 

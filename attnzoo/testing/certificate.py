@@ -14,11 +14,12 @@ from typing import Any
 
 from attnzoo.testing.verdict import Entry, Tally
 
-__all__ = ["KINDS", "Certificate", "Run", "overall"]
+__all__ = ["KINDS", "Certificate", "Run", "judges_a_result", "overall"]
 
 SCHEMA = 1
 KINDS = ("passed", "refused", "not applicable", "failed", "known failure")
 PLAIN = "plain"
+REFUSAL_CHECKS = frozenset({"all_reasons", "declaration", "unclaimed_device", "unclaimed_dtype"})
 ROOTED_PATH = re.compile(r"(?<![\w.~-])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+-]+){2,}")
 
 
@@ -86,9 +87,16 @@ class Certificate:
         versions: Mapping[str, str],
         run: Run,
     ) -> Certificate:
-        """From the lines of `attnzoo.testing.recorder`, in any order."""
+        """From the lines of `attnzoo.testing.recorder`, in any order.
+
+        Features and dtypes count the cases that judge a result; a required case is of a dtype that the backend claims,
+        whatever it asks for, so it says nothing of dtypes.
+        """
+        from attnzoo.testing.cases import case_named
+
         found = sorted((_named(line, backend) for line in lines), key=lambda line: (line["test"], line["name"]))
         entries = [_entry(line, backend) for line in found if line["test"] == "test_case"]
+        judged = [entry for entry in entries if judges_a_result(entry.case)]
         failures = [_failure(line, backend, run) for line in found if line["kind"] == "failed"]
         return cls(
             backend=backend,
@@ -100,8 +108,8 @@ class Certificate:
             counts=_counts(entry.kind for entry in entries),
             random=_counts(line["kind"] for line in found if line["test"] == "test_random_problems"),
             families=_tallied(entries, lambda entry: entry.family),
-            dtypes=_tallied(entries, lambda entry: entry.dtype),
-            features=_by_feature(entries),
+            dtypes=_tallied([entry for entry in judged if not case_named(entry.case).required], lambda entry: entry.dtype),
+            features=_by_feature(judged),
             refusals=_reasons(entries, "refused"),
             not_applicable=_reasons(entries, "not applicable"),
             known_failures={line["name"]: _scrubbed("; ".join(line["reasons"])) for line in found if line["kind"] == "known failure"},
@@ -138,6 +146,14 @@ class Certificate:
 def overall(counts: Mapping[str, int]) -> str:
     """One word for counts by kind: `pass`, `refused`, `known failure`, `FAILED`, or `not tested`."""
     return Tally(Counter(counts)).verdict("").partition(" (")[0]
+
+
+def judges_a_result(case_id: str) -> bool:
+    """Whether a pass says that the features of the case are served, not that something was refused as it should."""
+    from attnzoo.testing.cases import case_named
+
+    check = case_named(case_id).check
+    return check not in REFUSAL_CHECKS and not check.startswith("reject ")
 
 
 def _named(line: Mapping[str, Any], backend: str) -> dict[str, Any]:

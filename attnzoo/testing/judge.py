@@ -19,6 +19,7 @@ __all__ = ["SuiteError", "device_name", "judge", "missing_packages"]
 
 NEEDED = {"pytest": "pytest", "xdist": "pytest-xdist", "hypothesis": "hypothesis"}
 VERSIONS = ("torch", "triton")
+STDERR = 2
 
 
 class SuiteError(RuntimeError):
@@ -48,7 +49,7 @@ def judge(backend: str, run: Run, *, workers: str, known_failures: Sequence[str]
         command += ["-p", "attnzoo.testing.recorder", "--attn-record", str(record)]
         command += ["--pyargs", "attnzoo.conformance", *options(backend, run)]
         command += [part for known in known_failures for part in ("--attn-known-failure", known)]
-        code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=sys.stderr, env=environment(workers), check=False).returncode
+        code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=STDERR, env=environment(workers), check=False).returncode
         lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()] if record.exists() else []
     if code not in (0, 1) or not lines:
         raise SuiteError(f"pytest ended with code {code} after {len(lines)} tests: nothing is certified")

@@ -51,7 +51,7 @@ def line_of(report: pytest.TestReport) -> dict[str, Any]:
     """
     test, _, parameters = report.nodeid.rpartition("::")[2].partition("[")
     record = dict(report.user_properties).get("attnzoo")
-    found = record if isinstance(record, dict) else {"kind": "passed", "reasons": []}
+    found = record if isinstance(record, dict) else {"kind": "not applicable" if report.skipped else "passed", "reasons": []}
     kind, reasons = found["kind"], found["reasons"]
     if report.failed:
         kind, reasons = "failed", []

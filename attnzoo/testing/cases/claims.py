@@ -31,6 +31,29 @@ FEATURES: dict[str, Problem] = {
 }
 
 
+EVERYTHING = Problem(
+    q_heads=4,
+    kv_heads=2,
+    q_len=16,
+    kv_len=32,
+    value_dim=16,
+    causal=True,
+    align="bottom_right",
+    window=(9, 0),
+    mask=Table("padding"),
+    bias=Table(),
+    segments=Segments(),
+    layout=Blocks("random"),
+    softcap=5.0,
+    sinks=Sinks(),
+    dropout_p=0.1,
+    dropout_seed=1,
+    return_lse=True,
+    deterministic=True,
+    grads=("q", "k", "v", "bias", "sinks"),
+)
+
+
 def _forward(problem: Problem) -> Problem:
     return replace(problem, grads=(), loss="o")
 
@@ -47,4 +70,11 @@ CASES = [
         for direction, made in (("forward", _forward(problem)), ("backward", problem))
         if not (feature == "bias_grad" and direction == "forward")
     ],
+    Case("T11", "claimed-head-dims", PLAIN, check="claimed_head_dims", required=True),
+    Case("T28", "unclaimed-device", PLAIN, check="unclaimed_device"),
+    Case("T31", "declaration", PLAIN, check="declaration", required=True),
+    Case("T32", "unclaimed-dtype", PLAIN, check="unclaimed_dtype"),
+    Case("T32", "all-reasons-forward", _forward(EVERYTHING), check="all_reasons"),
+    Case("T32", "all-reasons-backward", EVERYTHING, check="all_reasons"),
+    Case("T32", "rules-reach-the-result", PLAIN, check="rules_reach_the_result", required=True),
 ]

@@ -1,4 +1,4 @@
-"""T29: caches and threads. T34: determinism."""
+"""T29: caches, threads, processes. T30: import. T34: determinism."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ CASES = [
         Case("T29", f"threads-{name}", problem, check="threads")
         for name, problem in (("plain", Problem(q_len=33)), ("half", Problem(q_len=33, dtype="float16")))
     ],
+    Case("T29", "cold-caches-in-processes", Problem(q_len=33, dtype="bfloat16"), check="cold_caches", device="cuda"),
+    Case("T30", "named-without-gpu", Problem(q_len=4), check="named_without_gpu"),
+    Case("T30", "without-triton", Problem(q_len=4), check="without_triton"),
     *[
         Case("T34", f"equal-bits-{name}-{short_dtype(dtype)}", problem, check="equal_bits")
         for dtype in ("bfloat16", "float32")

@@ -152,4 +152,8 @@ CASES = [
         for relation in ("permutation_of_keys", "value_is_linear")
         for dtype in HALF_AND_SINGLE
     ],
+    *[
+        Case("T14", f"tf32-{name}", problem, check="tf32", device="cuda")
+        for name, problem in (("plain", Problem(q_len=130, head_dim=128)), ("causal", Problem(q_len=130, causal=True)))
+    ],
 ]

@@ -19,6 +19,13 @@ CASES = [
     Case("T25", "compiled-no-keys", Problem(q_len=20, kv_len=0, return_lse=True), check="compiled"),
     Case("T25", "compiled-bias-alone", Problem(q_len=20, bias=Table(), grads=("bias",)), check="compiled"),
     Case("T25", "compiled-forward", Problem(q_len=20, grads=()), check="compiled"),
+    Case(
+        "T25",
+        "compiled-layout-and-lse",
+        Problem(q_len=40, layout=Blocks("pairs", (64, 64)), return_lse=True, loss="o+lse"),
+        check="compiled",
+    ),
+    Case("T25", "compiled-batch-65536", Problem(batch=65536, q_heads=1, q_len=4, head_dim=16), check="compiled", device="cuda"),
     Case("T25", "compiled-for-other-sizes", Problem(q_len=33, causal=True), check="compiled_for_other_sizes"),
     *[
         Case("T26", f"{check}-{name}", problem, check=check)

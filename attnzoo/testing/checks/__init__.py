@@ -10,9 +10,8 @@ from collections.abc import Callable
 import torch
 
 from attnzoo.testing.case import Outcome
-from attnzoo.testing.checks import autograd, cuda, dropout, memory, repeat, rows, surroundings
+from attnzoo.testing.checks import autograd, claims, cuda, dropout, memory, processes, repeat, rows, surroundings
 from attnzoo.testing.checks.accuracy import accuracy
-from attnzoo.testing.checks.claims import claim
 from attnzoo.testing.checks.rejects import MALFORMED, reject
 from attnzoo.testing.problem import Problem
 from attnzoo.testing.relations import RELATIONS
@@ -26,7 +25,13 @@ CHECKS: dict[str, Check] = {
     check.__name__: check
     for check in (
         accuracy,
-        claim,
+        claims.all_reasons,
+        claims.claim,
+        claims.claimed_head_dims,
+        claims.declaration,
+        claims.rules_reach_the_result,
+        claims.unclaimed_device,
+        claims.unclaimed_dtype,
         autograd.accumulates,
         autograd.backward_twice,
         autograd.double_backward,
@@ -39,6 +44,7 @@ CHECKS: dict[str, Check] = {
         cuda.last_rows,
         cuda.second_device,
         cuda.side_stream,
+        cuda.tf32,
         dropout.checkpointed,
         dropout.draws_nothing_at_zero,
         dropout.kept_elements,
@@ -49,6 +55,9 @@ CHECKS: dict[str, Check] = {
         memory.poisoned_allocations,
         memory.poisoned_free_blocks,
         memory.poisoned_slack,
+        processes.cold_caches,
+        processes.named_without_gpu,
+        processes.without_triton,
         repeat.a_b_a,
         repeat.equal_bits,
         repeat.threads,

@@ -8,16 +8,17 @@ import torch
 
 from attnzoo.testing import oracle, yardstick
 from attnzoo.testing.budget import assert_within_budget
-from attnzoo.testing.checks.accuracy import ieee_products, judge
+from attnzoo.testing.checks.accuracy import ieee_products, judge, known_results
 from attnzoo.testing.failure import NotApplicable, require
 from attnzoo.testing.inputs import Call, make_call
 from attnzoo.testing.oracle import Results
 from attnzoo.testing.problem import Problem
 from attnzoo.testing.subject import Subject, gradients
 
-__all__ = ["graph_capture", "last_rows", "second_device", "side_stream"]
+__all__ = ["graph_capture", "last_rows", "second_device", "side_stream", "tf32"]
 
 TAIL = 32
+TF32_EPSILON = 2.0**-10
 
 
 def graph_capture(subject: Subject, problem: Problem, device: torch.device) -> None:
@@ -58,6 +59,23 @@ def side_stream(subject: Subject, problem: Problem, device: torch.device) -> Non
     torch.cuda.current_stream(device).wait_stream(stream)
     del churn
     judge(results, problem, device)
+
+
+def tf32(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """fp32 products in TF32 where torch is told so, and in fp32 again afterwards."""
+    call = make_call(problem, device)
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        coarse = subject.run(call)
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+    truth, _ = known_results(problem, str(device))
+    for name, value in coarse.named().items():
+        error = float((value.double() - truth.results.named()[name]).abs().max())
+        allowed = 8 * TF32_EPSILON * float(truth.amounts[name][1].max())
+        require(error <= allowed, f"{name} in TF32: max|err| is {error:.3e}, allowed {allowed:.3e}")
+    judge(subject.run(call), problem, device)
 
 
 def second_device(subject: Subject, problem: Problem, device: torch.device) -> None:

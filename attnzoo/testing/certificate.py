@@ -9,10 +9,14 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnzoo.testing.verdict import Entry, Tally
+
+if TYPE_CHECKING:
+    from attnzoo.testing.case import Case
 
 __all__ = ["KINDS", "Certificate", "Run", "judges_a_result", "overall"]
 
@@ -20,7 +24,7 @@ SCHEMA = 1
 KINDS = ("passed", "refused", "not applicable", "failed", "known failure")
 PLAIN = "plain"
 REFUSAL_CHECKS = frozenset({"all_reasons", "declaration", "unclaimed_device", "unclaimed_dtype"})
-ROOTED_PATH = re.compile(r"(?<![\w.~-])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+-]+){2,}")
+ROOTED_PATH = re.compile(r"(?<![\w.~/-])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+-]+){2,}")
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,6 @@ class Certificate:
         Features and dtypes count the cases that judge a result; a required case is of a dtype that the backend claims,
         whatever it asks for, so it says nothing of dtypes.
         """
-        from attnzoo.testing.cases import case_named
-
         found = sorted((_named(line, backend) for line in lines), key=lambda line: (line["test"], line["name"]))
         entries = [_entry(line, backend) for line in found if line["test"] == "test_case"]
         judged = [entry for entry in entries if judges_a_result(entry.case)]
@@ -108,11 +110,11 @@ class Certificate:
             counts=_counts(entry.kind for entry in entries),
             random=_counts(line["kind"] for line in found if line["test"] == "test_random_problems"),
             families=_tallied(entries, lambda entry: entry.family),
-            dtypes=_tallied([entry for entry in judged if not case_named(entry.case).required], lambda entry: entry.dtype),
+            dtypes=_tallied([entry for entry in judged if not _case(entry.case).required], lambda entry: entry.dtype),
             features=_by_feature(judged),
             refusals=_reasons(entries, "refused"),
             not_applicable=_reasons(entries, "not applicable"),
-            known_failures={line["name"]: _scrubbed("; ".join(line["reasons"])) for line in found if line["kind"] == "known failure"},
+            known_failures={_label(line): _scrubbed("; ".join(line["reasons"])) for line in found if line["kind"] == "known failure"},
             failures=failures,
         )
 
@@ -122,7 +124,7 @@ class Certificate:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
             schema = data.pop("schema", None)
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, TypeError) as error:
             raise ValueError(f"{path} is no certificate: {error}") from None
         if schema != SCHEMA:
             raise ValueError(f"{path} has schema {schema!r}; this attnzoo reads {SCHEMA}: make it again with `attnzoo check`")
@@ -148,11 +150,20 @@ def overall(counts: Mapping[str, int]) -> str:
     return Tally(Counter(counts)).verdict("").partition(" (")[0]
 
 
+@cache
+def _cases() -> dict[str, Case]:
+    from attnzoo.testing.cases import CASES
+
+    return {case.id: case for case in CASES}
+
+
+def _case(case_id: str) -> Case:
+    return _cases()[case_id]
+
+
 def judges_a_result(case_id: str) -> bool:
     """Whether a pass says that the features of the case are served, not that something was refused as it should."""
-    from attnzoo.testing.cases import case_named
-
-    check = case_named(case_id).check
+    check = _case(case_id).check
     return check not in REFUSAL_CHECKS and not check.startswith("reject ")
 
 
@@ -161,27 +172,27 @@ def _named(line: Mapping[str, Any], backend: str) -> dict[str, Any]:
     return {**line, "name": line["parameters"].removeprefix(backend).removeprefix("-")}
 
 
-def _entry(line: Mapping[str, Any], backend: str) -> Entry:
-    from attnzoo.testing.cases import case_named
+def _label(line: Mapping[str, Any]) -> str:
+    """The id of a case, the name of any other test."""
+    return str(line["name"]) if line["test"] == "test_case" else f"{line['test']} {line['name']}".strip()
 
-    case = case_named(line["name"])
+
+def _entry(line: Mapping[str, Any], backend: str) -> Entry:
+    case = _case(line["name"])
     problem = case.problem
     shown = tuple(_scrubbed(reason) for reason in line["reasons"])
     return Entry(backend, case.id, case.family, problem.dtype, problem.features, bool(problem.grads), line["kind"], shown)
 
 
 def _failure(line: Mapping[str, Any], backend: str, run: Run) -> dict[str, str]:
-    from attnzoo.testing.cases import case_named
-
-    name = line["name"] if line["test"] == "test_case" else " ".join([line["test"], line["name"]]).strip()
     repeat = line["repeat"]
     if not repeat and line["test"] == "test_case":
-        case = case_named(line["name"])
+        case = _case(line["name"])
         repeat = case.problem.reproduction(backend, case.check, run.device)
     elif not repeat:
         options = f"--attn-backend {backend} --attn-device {run.device} --attn-profile {run.profile} --attn-seeds {run.seeds}"
         repeat = f"pytest --pyargs attnzoo.conformance {options} -k {line['test']}"
-    return {"case": name, "error": _scrubbed(line["error"]), "repeat": repeat}
+    return {"case": _label(line), "error": _scrubbed(line["error"]), "repeat": repeat}
 
 
 def _scrubbed(text: str) -> str:
@@ -193,9 +204,8 @@ def _scrubbed(text: str) -> str:
 
 
 def _suite() -> dict[str, Any]:
-    from attnzoo.testing.cases import CASES
-
-    return {"cases": len(CASES), "digest": hashlib.sha256("\n".join(map(repr, CASES)).encode()).hexdigest()[:12]}
+    digest = hashlib.sha256("\n".join(map(repr, _cases().values())).encode())
+    return {"cases": len(_cases()), "digest": digest.hexdigest()[:12]}
 
 
 def _counts(kinds: Iterable[str]) -> dict[str, int]:

@@ -14,7 +14,7 @@ from attnzoo.testing.inputs import Call, make_call
 from attnzoo.testing.oracle import Results
 from attnzoo.testing.problem import Problem
 from attnzoo.testing.rules import allowed_pairs
-from attnzoo.testing.subject import Subject, gradients
+from attnzoo.testing.subject import Refused, Subject, gradients
 
 __all__ = [
     "accumulates",
@@ -134,6 +134,8 @@ def double_backward(subject: Subject, problem: Problem, device: torch.device) ->
     is_claimed = "double_backward" in subject.capabilities.backward
     try:
         found = _second_derivative(call, lambda q, k, v: subject(q, k, v, **call.options))
+    except Refused:  # of the call itself: nothing is known of its second derivative
+        raise
     except (RuntimeError, NotImplementedError) as error:
         if is_claimed:
             raise ConformanceError(f"{subject.name} claims double_backward, but raised {type(error).__name__}: {error}") from error

@@ -1,0 +1,134 @@
+"""Certificates: what they count, what they credit a backend with, and what they never hold."""
+
+from __future__ import annotations
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import attnzoo
+from attnzoo.testing import Subject, run_case
+from attnzoo.testing.cases import CASES
+from attnzoo.testing.certificate import Certificate, Run, judges_a_result
+
+RUN = Run("cpu", "x86_64", "quick", "0:10")
+
+
+class Plain(attnzoo.Backend):
+    """Serves fp32 without a single feature."""
+
+    name = "plain"
+    capabilities = attnzoo.Capabilities(dtypes={torch.float32})
+
+    def attend(self, spec, inputs):
+        return (inputs.q @ inputs.k.mT * spec.scale).softmax(-1) @ inputs.v, None
+
+
+def line(name: str, kind: str = "passed", *reasons: str, test: str = "test_case", **failure: str) -> dict[str, Any]:
+    """As `attnzoo.testing.recorder` writes it, of the backend mine."""
+    return {"test": test, "parameters": f"mine-{name}".removesuffix("-"), "kind": kind, "reasons": list(reasons), **failure}
+
+
+def certificate(*lines: dict[str, Any]) -> Certificate:
+    return Certificate.of(lines, backend="mine", distribution={"name": "attnzoo-mine", "version": "1.0"}, versions={}, run=RUN)
+
+
+def test_it_counts_by_kind_family_and_feature() -> None:
+    made = certificate(
+        line("T32-claim-causal-forward"),
+        line("T32-claim-causal-backward", "refused", "no causal here"),
+        line("T06-causal-square-64-fp32", "refused", "no causal here", "no gradients either"),
+        line("T06-causal-square-64-bf16", "known failure", "it rounds"),
+        line("T32-plain-forward-fp32", "failed", error="off by one", repeat="again"),
+        line("0", test="test_random_problems"),
+        line("", test="test_refusals_are_explained"),
+    )
+    assert made.verdict == "FAILED"
+    assert made.counts == {"passed": 1, "refused": 2, "not applicable": 0, "failed": 1, "known failure": 1}
+    assert made.families["T06"] == {"passed": 0, "refused": 1, "not applicable": 0, "failed": 0, "known failure": 1}
+    assert made.features["causal"]["forward"]["verdict"] == "pass"
+    assert made.features["causal"]["backward"]["verdict"] == "known failure"
+    assert made.features["causal"]["backward"]["refused"] == 2
+    assert made.features["plain"]["forward"]["verdict"] == "FAILED"
+    assert made.refusals == {"no causal here": 2, "no gradients either": 1}, "commonest first"
+    assert made.known_failures == {"T06-causal-square-64-bf16": "it rounds"}
+    assert made.failures == [{"case": "T32-plain-forward-fp32", "error": "off by one", "repeat": "again"}]
+    assert made.random["passed"] == 1
+
+
+@pytest.mark.parametrize("test", ["test_refusals_are_explained", "test_random_problems"])
+def test_a_failure_outside_the_cases_fails_the_certificate(test: str) -> None:
+    made = certificate(line("T32-plain-forward-fp32"), line("", "failed", test=test, error="no", repeat=""))
+    assert made.verdict == "FAILED"
+    assert made.failures[0]["case"] == test
+    assert test in made.failures[0]["repeat"]
+
+
+def test_a_failure_without_a_command_is_given_one() -> None:
+    """A crashed worker leaves only the id of its test."""
+    made = certificate(line("T32-plain-forward-fp16", "failed", error="worker 'gw0' crashed", repeat=""))
+    assert made.failures[0]["repeat"].startswith("python -m attnzoo.testing --backend mine --device cpu --check accuracy")
+    assert "dtype='float16'" in made.failures[0]["repeat"]
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("no file /home/someone/code/kernel.so here", "no file kernel.so here"),
+        ("in '/opt/x/attnzoo_mine.py', line 3", "in 'attnzoo_mine.py', line 3"),
+        (r"C:\Users\someone\kernel.dll", "kernel.dll"),
+        (f"NCCL on {platform.node()}: no", "NCCL on <host>: no"),
+        ("see https://pytorch.org/docs/stable for the ratio o/lse/2 and (a / b)", None),
+    ],
+)
+def test_it_names_neither_the_machine_nor_a_folder(text: str, kept: str | None) -> None:
+    made = certificate(line("T32-plain-forward-fp32", "failed", error=text, repeat="x"), line("T06-causal-square-1-fp32", "refused", text))
+    assert made.failures[0]["error"] == (kept or text)
+    assert list(made.refusals) == [kept or text]
+
+
+def test_the_order_of_the_lines_does_not_matter() -> None:
+    lines = [
+        line("T32-plain-forward-fp32"),
+        line("T06-causal-square-1-fp32", "refused", "b"),
+        line("T06-causal-square-2-fp32", "refused", "a"),
+    ]
+    assert certificate(*lines).to_json() == certificate(*reversed(lines)).to_json()
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    made = certificate(line("T32-plain-forward-fp32"), line("T06-causal-square-1-fp32", "refused", "no ²"))
+    (tmp_path / "c.json").write_text(made.to_json(), encoding="utf-8")
+    assert Certificate.read(tmp_path / "c.json") == made
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps({"schema": 0})])
+def test_another_file_is_no_certificate(tmp_path: Path, text: str) -> None:
+    (tmp_path / "c.json").write_text(text)
+    with pytest.raises(ValueError, match=r"c\.json"):
+        Certificate.read(tmp_path / "c.json")
+
+
+UNSERVED = [
+    case
+    for case in CASES
+    if case.check not in ("accuracy", "claim") and judges_a_result(case.id) and case.problem.features and not case.device
+]
+
+
+@pytest.mark.parametrize("check", sorted({case.check for case in UNSERVED}))
+def test_no_check_credits_a_feature_that_is_refused(check: str) -> None:
+    """Else the support table would say "pass" where the backend said no."""
+    for case in [case for case in UNSERVED if case.check == check][:3]:
+        outcome = run_case(Subject(Plain()), case, "cpu")
+        assert outcome.kind != "passed", f"{case.id} passed, although {', '.join(case.problem.features)} is refused"
+
+
+def test_a_required_case_says_nothing_of_dtypes() -> None:
+    """It is run in a dtype that the backend claims."""
+    made = certificate(line("T32-plain-forward-fp16"), line("T06-causal-square-64-fp32"))
+    assert list(made.dtypes) == ["float32"]

@@ -47,6 +47,7 @@ class SdpaArguments:
         enable_gqa: k and v have fewer heads than q.
         empty_rows: bool, broadcastable to `(B, Hq, Sq, 1)`: rows that see no key and must be 0; None without attn_mask.
         result_dtype: of the result.
+        aligned_gradient: whether the gradient of the result is to be brought into the kernel's form.
     """
 
     q: Tensor
@@ -58,6 +59,7 @@ class SdpaArguments:
     enable_gqa: bool
     empty_rows: Tensor | None
     result_dtype: torch.dtype
+    aligned_gradient: bool
 
     def run(self) -> Tensor:
         o = torch.nn.functional.scaled_dot_product_attention(
@@ -69,7 +71,7 @@ class SdpaArguments:
             scale=self.scale,
             enable_gqa=self.enable_gqa,
         ).to(self.result_dtype)
-        if o.requires_grad and o.device.type == "cuda":
+        if self.aligned_gradient and o.requires_grad:
             o = ReadyGradient.apply(o)
         return o if self.empty_rows is None else o.masked_fill(self.empty_rows, 0.0)
 
@@ -81,11 +83,13 @@ class Wants:
     Attributes:
         dtype: of q, k and v.
         bias_dtype: dtype of a float mask; None if the call has no bias.
+        aligned: every row is to start at a multiple of 16 bytes.
         expands_groups: k and v are to have as many heads as q.
     """
 
     dtype: torch.dtype
     bias_dtype: torch.dtype | None
+    aligned: bool
     expands_groups: bool
 
 
@@ -97,8 +101,8 @@ def convert(spec: AttentionSpec, inputs: AttentionInputs, wants: Wants) -> SdpaA
     is_causal = attn_mask is None and band_kind(spec) == "causal"
     if wants.expands_groups:
         k, v = expanded(k, spec.group), expanded(v, spec.group)
-    q, k, v = [kernel_ready(tensor) for tensor in (q, k, v)]
-    return SdpaArguments(q, k, v, attn_mask, is_causal, scale, k.shape[1] != spec.q_heads, empty_rows, spec.dtype)
+    q, k, v = [kernel_ready(tensor, wants.aligned) for tensor in (q, k, v)]
+    return SdpaArguments(q, k, v, attn_mask, is_causal, scale, k.shape[1] != spec.q_heads, empty_rows, spec.dtype, wants.aligned)
 
 
 def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
@@ -169,19 +173,21 @@ class ReadyGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return kernel_ready(grad.contiguous())
+        return kernel_ready(grad.contiguous(), True)
 
 
-def kernel_ready(tensor: Tensor) -> Tensor:
+def kernel_ready(tensor: Tensor, aligned: bool) -> Tensor:
     """The tensor, or a copy where torch's kernels would refuse its strides or read it wrongly."""
-    if tensor.stride(-1) == 1 and (is_aligned(tensor) if tensor.device.type == "cuda" else not overlaps(tensor)):
+    if tensor.stride(-1) == 1 and (is_aligned(tensor) if aligned else not overlaps(tensor)):
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def is_aligned(tensor: Tensor) -> bool:
-    """Every row starts at a multiple of 16 bytes; torch does not check, and its CUDA kernels load 16 at a time."""
-    steps = [tensor.storage_offset(), *tensor.stride()[:-1]]
+    """Torch does not check, and its CUDA kernels load 16 bytes at a time."""
+    if torch.compiler.is_compiling():
+        return False  # Dynamo can't tell the storage offset
+    steps = (tensor.storage_offset(), *tensor.stride()[:-1])
     return all([step * tensor.itemsize % ALIGNMENT == 0 for step in steps])
 
 

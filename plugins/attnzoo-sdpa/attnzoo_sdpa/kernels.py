@@ -72,7 +72,8 @@ class Kernel:
         """The form in which it takes the call."""
         bias_dtype = None if spec.bias is None else self.bias_dtype(spec)
         dtype = torch.float32 if self.widens(spec) else spec.dtype
-        return Wants(dtype, bias_dtype, spec.group > 1 and self.expands_groups(spec))
+        is_fused = self.backend is not SDPBackend.MATH and spec.device.type == "cuda"
+        return Wants(dtype, bias_dtype, is_fused, spec.group > 1 and self.expands_groups(spec))
 
 
 def short(dtype: torch.dtype) -> str:
@@ -139,13 +140,14 @@ def nvidia(spec: AttentionSpec, least: tuple[int, int]) -> list[str]:
         return []
     if torch.version.hip is not None:
         return ["torch is built for ROCm, only its CUDA kernels were tested"]
-    found = compute_capability(spec.device.index)
-    return [] if found >= least else [f"the device is sm_{found[0]}{found[1]}, it takes sm_{least[0]}{least[1]} and later"]
+    found = least_capability()
+    return [] if found >= least else [f"the oldest card is sm_{found[0]}{found[1]}, it takes sm_{least[0]}{least[1]} and later"]
 
 
 @constant_when_traced
-def compute_capability(index: int | None) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(index)
+def least_capability() -> tuple[int, int]:
+    """Of all cards: a decision does not depend on which of them holds the tensors."""
+    return min(torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count()))
 
 
 @constant_when_traced
@@ -203,7 +205,7 @@ EFFICIENT = Kernel(
         dtypes=HALF | {torch.float32},
         head_dims=(4, 256),
         forward=BANDS | TABLES | {"grouped_heads", "value_dim", "deterministic"},
-        backward=BANDS | TABLES | {"grouped_heads", "value_dim", "bias_grad"},
+        backward=BANDS | TABLES - {"bias"} | {"grouped_heads", "value_dim"},
     ),
     efficient_rules,
     expands_groups=always,  # torch 2.11 has no other way

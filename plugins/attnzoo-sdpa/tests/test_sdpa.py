@@ -153,13 +153,13 @@ def test_what_torch_has_not_is_refused(name, feature, changes):
     ],
 )
 def test_what_a_cuda_kernel_has_not_is_refused(monkeypatch, name, part, changes):
-    monkeypatch.setattr(kernels, "compute_capability", lambda index: (9, 0))
+    monkeypatch.setattr(kernels, "least_capability", lambda: (9, 0))
     found = reasons(name, on_cuda(**changes))
     assert any(part in reason for reason in found), f"{name} says {found}"
 
 
 def test_an_old_card_is_refused(monkeypatch):
-    monkeypatch.setattr(kernels, "compute_capability", lambda index: (7, 5))
+    monkeypatch.setattr(kernels, "least_capability", lambda: (7, 5))
     for name in ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient"):
         assert any("sm_75" in reason for reason in reasons(name, on_cuda())), f"{name} says {reasons(name, on_cuda())}"
     assert not reasons("sdpa", on_cuda()), "sdpa has the math path on any card"

@@ -201,7 +201,7 @@ def run_checks(jobs: int, pattern: str) -> list[dict[str, Any]]:
         futures = [(case, pool.submit(check_in_process, case)) for case in cases]
         for case, future in futures:
             try:
-                results.append(future.result(timeout=150))
+                results.append(future.result(timeout=60))
             except Exception as error:
                 results.append({"case": case.name, "errors": {}, "bad": [f"{type(error).__name__}: {error}"]})
                 for process in list((pool._processes or {}).values()):

@@ -119,7 +119,8 @@ def dq_writer(desc_dq, state_ptr, dqs, walk, q_heads, kv_heads, group, width, q_
                 tma_store(desc_dq, [batch * q_heads + head, row, wg * HALF_D], dq_sm.index(wg))
             else:
                 tma_add(desc_dq, [batch * q_heads + head, row, wg * HALF_D], dq_sm.index(wg))
-            tma_store_wait(0)
+        for wg in gl.static_range(2):
+            tma_store_wait(1 - wg)
             mbarrier.arrive(dq_empty.index(wg), count=1)
         if is_first:
             publish(block_state)

@@ -88,6 +88,6 @@ def test_the_verdict_names_the_feature(output: str) -> None:
 
 
 def test_a_failure_can_be_repeated(output: str, environment: dict[str, str], tmp_path: Path) -> None:
-    line = re.search(r"^E +repeat: python (-m attnzoo\.testing .*bottom_right.*)$", output, re.M)
+    line = re.search(r"^[E ]+repeat: python (-m attnzoo\.testing .*bottom_right.*)$", output, re.M)
     assert line, output
     assert "max|err|" in python(*shlex.split(line[1]), cwd=tmp_path, code=1, **environment).stderr

@@ -14,7 +14,7 @@ import pytest
 
 __all__ = ["Recorder", "line_of"]
 
-REPEAT = re.compile(r"^(?:E\s+)?repeat: (python -m attnzoo\.testing .*)$", re.M)
+REPEAT = re.compile(r"^[E ]*repeat: (python -m attnzoo\.testing .*)$", re.M)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -55,9 +55,9 @@ def test_wheel_is_pure_and_holds_the_package_alone(wheel: Path) -> None:
     assert tops == {"attnzoo", f"attnzoo-{attnzoo.__version__}.dist-info"}
     assert "attnzoo/py.typed" in names
     assert any(name.endswith("licenses/LICENSE") for name in names)
-    shipped = {name for name in names if name.startswith("attnzoo/") and name.endswith(".py")}
-    tracked = set(run("git", "ls-files", "attnzoo/*.py").split())
-    assert tracked <= shipped, f"not in the wheel: {sorted(tracked - shipped)}"
+    tracked = set(run("git", "ls-files", "attnzoo").splitlines())
+    assert tracked <= set(names), f"not in the wheel: {sorted(tracked - set(names))}"
+    assert any(name.startswith("attnzoo/template/project/") for name in names), "the template of `attnzoo new` is not shipped"
 
 
 def test_metadata_says_what_is_needed(metadata: Message) -> None:

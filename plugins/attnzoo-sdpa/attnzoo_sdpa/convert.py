@@ -72,7 +72,7 @@ class SdpaArguments:
             enable_gqa=self.enable_gqa,
         ).to(self.result_dtype)
         if self.aligned_gradient and o.requires_grad:
-            o = ReadyGradient.apply(o)
+            o = ReadyGradient.apply(o)  # type: ignore[no-untyped-call]
         return o if self.empty_rows is None else o.masked_fill(self.empty_rows, 0.0)
 
 

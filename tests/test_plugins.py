@@ -394,7 +394,7 @@ def test_unsupported_reasons_at_fault(site, fault):
     decision = known.decide(SPEC, ("odd", "naive"))
     assert decision.chosen is known.get("naive"), f"chosen is {decision.chosen}"
     assert decision.rejected["odd"][0].startswith(reason), f"reasons are {decision.rejected}"
-    assert reasons_against(known.get("odd"), SPEC) == decision.rejected["odd"], "two answers to one question"
+    assert reasons_against(known.get("odd"), SPEC)[0].startswith(reason), "asked alone, it is another reason"
 
 
 # In a process of its own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -59,15 +59,13 @@ def from_padded_lists(
     block_q, block_kv = block_size(block)
     batch, heads, _ = lists.full_counts.shape
     full, partial = _compressed(lists.full_counts, lists.full_indices), _compressed(lists.partial_counts, lists.partial_indices)
-    sizes = dict(q_len=q_len, kv_len=kv_len, block_q=block_q, block_kv=block_kv, batch=batch, heads=heads)
+    rule = ElementRule(band=(None, None, 0))  # every pair, until the function has been asked
+    draft = BlockLayout(q_len, kv_len, block_q, block_kv, full, partial, rule, batch, heads)  # validates the lists
     if not len(partial.indices):
-        return BlockLayout(**sizes, full=full, partial=partial)
+        return replace(draft, rule=ElementRule())
     if mask_mod is None:
         raise ValueError("mask_mod is None, but there are partial blocks; give the function that says which pairs they keep")
-    everything = ElementRule(band=(None, None, 0))
-    draft = BlockLayout(**sizes, full=full, partial=partial, rule=everything)  # validated before the function is called
-    kept = evaluate_blocks(mask_mod, draft.partial, draft)
-    return BlockLayout(**sizes, full=full, partial=partial, rule=ElementRule(bits=pack_bits(kept)))
+    return replace(draft, rule=ElementRule(bits=pack_bits(evaluate_blocks(mask_mod, draft.partial, draft))))
 
 
 def _compressed(counts: Tensor, indices: Tensor) -> BlockLists:

@@ -68,9 +68,9 @@ def check(
     if output is not None and not output.parent.is_dir():
         raise typer.BadParameter(f"{output.parent} is no folder", param_hint="'--output'")
     _require_packages()
-    distribution = _distribution(backend)
     try:
         run = _run_of(device, device_name(device), profile, dtype or [], seeds, sample)
+        distribution = _distribution(backend, device)
         certificate = judge(backend, run, workers=processes, known_failures=known_failure or (), distribution=distribution)
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)
@@ -94,8 +94,8 @@ def _require_packages() -> None:
         raise typer.Exit(2)
 
 
-def _distribution(name: str) -> dict[str, str]:
-    """What the backend comes from; exit code 1 if it can't be loaded."""
+def _distribution(name: str, device: str) -> dict[str, str]:
+    """What the backend comes from; exit code 1 if it can't be loaded, 2 if it doesn't claim the device."""
     from attnzoo import __version__
     from attnzoo.errors import UnknownBackendError
     from attnzoo.registry import Registry
@@ -104,10 +104,13 @@ def _distribution(name: str) -> dict[str, str]:
         registry = Registry.installed()
         registry.require_known([name])
         try:
-            registry.get(name)
+            claimed = registry.get(name).capabilities.devices
         except UnknownBackendError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(1) from None
+    if claimed and device.partition(":")[0] not in claimed:
+        typer.echo(f"error: {name} does not claim {device}: check it on {' or '.join(sorted(claimed))}, with --device", err=True)
+        raise typer.Exit(2)
     plugin = registry.plugin_of(name)
     return {"name": plugin.distribution, "version": plugin.version or __version__} if plugin else {}
 

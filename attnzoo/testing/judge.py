@@ -49,7 +49,7 @@ def judge(backend: str, run: Run, *, workers: str, known_failures: Sequence[str]
         command += ["-p", "attnzoo.testing.recorder", "--attn-record", str(record)]
         command += ["--pyargs", "attnzoo.conformance", *options(backend, run)]
         command += [part for known in known_failures for part in ("--attn-known-failure", known)]
-        code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=STDERR, env=environment(workers), check=False).returncode
+        code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=STDERR, env=environment(workers, folder), check=False).returncode
         lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()] if record.exists() else []
     if code not in (0, 1) or not lines:
         raise SuiteError(f"pytest ended with code {code} after {len(lines)} tests: nothing is certified")
@@ -66,9 +66,10 @@ def options(backend: str, run: Run) -> list[str]:
     return chosen if run.sample is None else [*chosen, "--attn-sample", str(run.sample)]
 
 
-def environment(workers: str) -> dict[str, str]:
+def environment(workers: str, folder: str) -> dict[str, str]:
     """This process's, less the options that the user gives every pytest; a thread a worker, else they fight for cores."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder  # it keeps files in the folder we stand in, else
     return environ if workers == "0" else {"OMP_NUM_THREADS": "1", **environ}
 
 

@@ -62,8 +62,7 @@ def line_of(report: pytest.TestReport) -> dict[str, Any]:
 
 
 def _failure(report: pytest.TestReport) -> dict[str, str]:
-    text = report.longreprtext
-    crash = getattr(report.longrepr, "reprcrash", None)
-    message = str(crash.message if crash else text).strip() or "failed without a message"
-    commands = REPEAT.findall(text)
+    crash = getattr(report.longrepr, "reprcrash", None)  # a worker that died leaves plain text
+    message = str(crash.message if crash else report.longrepr).strip() or "failed without a message"
+    commands = REPEAT.findall(report.longreprtext)
     return {"error": message.splitlines()[0], "repeat": commands[-1] if commands else ""}

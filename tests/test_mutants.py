@@ -36,7 +36,7 @@ def test_a_mutant_is_caught_as_the_table_says(mutant):
     assert found == row, f"docs/mutants.md is out of date; write it anew: {REGENERATE}"
 
 
-@pytest.mark.parametrize("mutant", [m for m in HERE if m.passes], ids=lambda mutant: mutant.__name__)
+@pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.passes], ids=lambda mutant: mutant.__name__)
 def test_a_mutant_passes_what_its_fault_does_not_touch(mutant):
     for case in cases_of(mutant.passes):
         assert run_case(Subject(mutant()), case, "cpu") == Outcome("passed")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from . import MODULES, MUTANTS
+from .kernels import KERNEL_MUTANTS, KernelMutant, kernel_catcher
 from .mutant import Mutant, catcher
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "mutants.md"
@@ -35,15 +37,26 @@ def cells(mutant: type[Mutant], cases: list[str]) -> list[str]:
 
 def document() -> str:
     """The whole text. Raises AssertionError if a mutant survives."""
-    return "\n".join([INTRODUCTION, f"{len(MUTANTS)} mutants.", *_sections()]) + "\n"
+    counts = f"{len(MUTANTS)} mutants of a plain backend, {len(KERNEL_MUTANTS)} of Triton kernels."
+    return "\n".join([INTRODUCTION, counts, *_sections(), *_kernel_section()]) + "\n"
 
 
 def _sections() -> Iterator[str]:
     for module in MODULES:
         yield f"\n## {(module.__doc__ or '').strip().splitlines()[0].rstrip('.')}\n"
-        yield from table(
-            ["mutant", "what is wrong", "caught by", "passes"], [cells(m, caught(m)) for m in MUTANTS if m.__module__ == module.__name__]
-        )
+        rows = [cells(mutant, caught(mutant)) for mutant in MUTANTS if mutant.__module__ == module.__name__]
+        yield from table(["mutant", "what is wrong", "caught by", "passes"], rows)
+
+
+def _kernel_section() -> Iterator[str]:
+    yield "\n## The Triton kernels of flash, one change of their source each\n"
+    with tempfile.TemporaryDirectory() as folder:
+        rows = [kernel_cells(mutant, kernel_catcher(mutant, Path(folder))) for mutant in KERNEL_MUTANTS]
+    yield from table(["mutant", "what is wrong", "caught by"], rows)
+
+
+def kernel_cells(mutant: KernelMutant, caught_by: str) -> list[str]:
+    return [f"kernel {mutant.name}", mutant.wrong, caught_by]
 
 
 def table(heads: list[str], rows: list[list[str]]) -> Iterator[str]:
@@ -57,9 +70,9 @@ def committed() -> dict[str, list[str]]:
     rows = [
         [cell.strip() for cell in line.strip("| \n").split(" | ")] for line in DOCUMENT.read_text().splitlines() if line.startswith("| ")
     ]
-    return {row[0]: row[1:] for row in rows if re.fullmatch("[A-Z]\\w+", row[0])}
+    return {row[0]: row[1:] for row in rows if re.fullmatch("(kernel )?[A-Z]\\w+", row[0])}
 
 
 def write() -> None:
     DOCUMENT.write_text(document())
-    print(f"{DOCUMENT.name}: {len(MUTANTS)} mutants", file=sys.stderr)
+    print(f"{DOCUMENT.name}: {len(MUTANTS) + len(KERNEL_MUTANTS)} mutants", file=sys.stderr)

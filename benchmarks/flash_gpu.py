@@ -171,11 +171,12 @@ def in_parallel(compile_one: Callable[..., str], jobs: list[tuple[Any, ...]]) ->
     print(f"compiled {len(jobs)} jobs in {time.time() - began:.0f} s", *failures, sep="\n  ", flush=True)
 
 
-def check() -> None:
+def check(dtypes: tuple[torch.dtype, ...] = tuple(TOLERANCE), probes: tuple[Callable[[], None], ...] = ()) -> None:
     torch.backends.cuda.matmul.fp32_precision = "ieee"
-    in_parallel(compile_feature, [(name, dtype) for name, dtype in itertools.product(feature_cases(), TOLERANCE)])
+    probes = probes or (far_elements, many_heads, odd_strides, graph_replay, side_stream, bitwise, million, shifts)
+    in_parallel(compile_feature, [(name, dtype) for name, dtype in itertools.product(feature_cases(), dtypes)])
     bad = []
-    for dtype, (name, options) in itertools.product(TOLERANCE, feature_cases().items()):
+    for dtype, (name, options) in itertools.product(dtypes, feature_cases().items()):
         try:
             _, error = check_feature(name, dtype, **dict(options))
         except Exception as failure:
@@ -183,14 +184,18 @@ def check() -> None:
             continue
         if not error <= TOLERANCE[dtype]:
             bad.append(f"{name} {dtype}: {error:.2e}")
-    for probe in (far_elements, many_heads, odd_strides, graph_replay, side_stream, bitwise, million, shifts):
+    for probe in probes:
         try:
             probe()
         except Exception as failure:
             bad.append(f"{probe.__name__}: {type(failure).__name__} {str(failure)[:300]}")
         torch.cuda.empty_cache()
-    print(f"check: {3 * len(feature_cases()) + 8} cases, {len(bad)} bad", *bad, sep="\n  ", flush=True)
+    print(f"check: {len(dtypes) * len(feature_cases()) + len(probes)} cases, {len(bad)} bad", *bad, sep="\n  ", flush=True)
     RESULTS["check"] = bad
+
+
+def recheck() -> None:
+    check((torch.bfloat16,), (far_elements, shifts, bitwise))
 
 
 def require(error: float, allowed: float, what: str) -> None:
@@ -353,11 +358,11 @@ def runs_of(kernel: str, dim: int, causal: bool, tile: tuple[int, ...], device: 
     spec = AttentionSpec.of(q, k, v, causal=causal)
     call = problem.Problem(spec, AttentionInputs.of(spec, q, k, v))
     lse = torch.full((batch, heads, length), 8.0, device=device)
-    delta, o, dk, dv = torch.zeros_like(lse), torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    stats, o, dk, dv = (lse, torch.zeros_like(lse)), torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     return {
         "forward": lambda: forward.forward(call, o, lse),
-        "backward_keys": lambda: backward_keys.backward_keys(call, g, lse, delta, dk, dv),
-        "backward_queries": lambda: backward_queries.backward_queries(call, g, lse, delta, o),
+        "backward_keys": lambda: backward_keys.backward_keys(call, g, stats, dk, dv),
+        "backward_queries": lambda: backward_queries.backward_queries(call, g, stats, o),
     }[kernel]
 
 
@@ -488,7 +493,7 @@ def main(words: list[str]) -> None:
 
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "triton", triton.__version__, flush=True)
     RESULTS["machine"] = [torch.cuda.get_device_name(), torch.__version__, triton.__version__]
-    actions = {"check": check, "tune": tune, "compare": compare, "decode": decode, "host": host}
+    actions = {"check": check, "recheck": recheck, "tune": tune, "compare": compare, "decode": decode, "host": host}
     for word in words:
         began = time.time()
         actions[word]()

@@ -83,7 +83,7 @@ def backward_bias_kernel(
             q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, BLOCK_M, True, WIDE)
             k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, BLOCK_N, True, WIDE)
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
-            s = score_tile(product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, True, FOLDED)[0]
+            s, _slope = score_tile(product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, True, FOLDED)
             p = exp_above(s, tl.load(pivot_ptr + stat)[:, None], scale, FOLDED)  # (BLOCK_M, BLOCK_N)
             g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, BLOCK_M, True, WIDE)
             v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, BLOCK_N, True, WIDE)

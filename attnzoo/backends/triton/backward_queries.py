@@ -80,7 +80,8 @@ def backward_queries_kernel(
     for phase in tl.static_range(FIRST_PHASE, 3):
         begin = bounds[phase] if phase > FIRST_PHASE else start
         end = bounds[phase + 1] if phase < 2 else stop
-        for column in tl.range(begin, end, BLOCK_N):
+        for step in tl.range(0, tl.cdiv(end - begin, BLOCK_N)):  # from 0: other bounds make ptxas serialize wgmma (C7515)
+            column = begin + step * BLOCK_N
             j = (column + tl.arange(0, BLOCK_N))[None, :]
             k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, BLOCK_N, phase != 1, WIDE)
             v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, BLOCK_N, phase != 1, WIDE)

@@ -83,13 +83,14 @@ def forward_kernel(
     for phase in tl.static_range(FIRST_PHASE, 3):
         begin = bounds[phase] if phase > FIRST_PHASE else start
         end = bounds[phase + 1] if phase < 2 else stop
-        for column in tl.range(begin, end, BLOCK_N):
+        for step in tl.range(0, tl.cdiv(end - begin, BLOCK_N)):  # from 0: other bounds make ptxas serialize wgmma (C7515)
+            column = begin + step * BLOCK_N
             j = (column + tl.arange(0, BLOCK_N))[None, :]
             k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, BLOCK_N, phase != 1, WIDE)
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
-            s = score_tile(product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED)[
-                0
-            ]  # (BLOCK_M, BLOCK_N)
+            s, _slope = score_tile(
+                product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
+            )  # (BLOCK_M, BLOCK_N)
             p, alpha, m_i, l_i = online_softmax(s, m_i, l_i, scale, (phase != 1) or (bias[0] is not None), FOLDED)
             if dropout is not None:
                 p = tl.where(dropout_tile(dropout, batch, head, i, column, BLOCK_N), p, 0.0)

@@ -77,7 +77,9 @@ class Problem:
         return spec.batch, spec.q_heads, spec.group, spec.q_len, spec.kv_len, wave
 
     def tile(self, kernel: str) -> Tile:
-        return tile_for(kernel, self.spec.head_dim, self.spec.value_dim, self.spec.dtype, self.capability)
+        spec = self.spec
+        is_featured = spec.mask is not None or spec.bias is not None or spec.dropout_p > 0.0
+        return tile_for(kernel, spec.head_dim, spec.value_dim, spec.dtype, self.capability, is_featured)
 
     def constants(self, tile: Tile, **more: Any) -> dict[str, Any]:
         """The constexprs that every kernel over tiles of the score matrix takes, in their order."""

@@ -31,8 +31,8 @@ class Tile:
 # kernel -> {largest padded head dim: tile}
 HOPPER: dict[str, dict[int, Tile]] = {
     "forward": {64: Tile(64, 64, 4, 3), 128: Tile(128, 128, 8, 3), 256: Tile(128, 64, 8, 2)},
-    "backward_keys": {64: Tile(64, 128, 8, 3), 128: Tile(64, 128, 8, 2), 256: Tile(32, 64, 8, 2)},
-    "backward_queries": {64: Tile(64, 64, 4, 3), 128: Tile(128, 128, 8, 2), 256: Tile(128, 64, 8, 1)},
+    "backward_keys": {64: Tile(64, 64, 4, 3), 128: Tile(64, 128, 8, 3), 256: Tile(32, 64, 8, 2)},
+    "backward_queries": {64: Tile(64, 64, 4, 3), 128: Tile(128, 64, 8, 3), 256: Tile(128, 64, 8, 1)},
     "backward_bias": {64: Tile(64, 64, 4, 1), 128: Tile(64, 64, 4, 1), 256: Tile(64, 32, 4, 1)},
     "split": {64: Tile(16, 128, 4, 3), 128: Tile(16, 64, 4, 3), 256: Tile(16, 64, 4, 2)},
     "split_wide": {64: Tile(64, 64, 4, 3), 128: Tile(64, 64, 4, 3), 256: Tile(64, 64, 8, 2)},
@@ -53,6 +53,14 @@ SMALL_MEMORY: dict[str, dict[int, Tile]] = {  # consumer cards: 99 KiB of shared
     "split": {64: Tile(16, 64, 4, 3), 128: Tile(16, 64, 4, 2), 256: Tile(16, 32, 4, 2)},
     "split_wide": {64: Tile(64, 64, 4, 2), 128: Tile(64, 32, 4, 2), 256: Tile(64, 16, 4, 1)},
 }
+FEATURED: dict[str, dict[int, Tile]] = {  # with mask, bias or dropout, whose tiles take shared memory and registers too
+    "forward": {64: Tile(64, 64, 4, 2), 128: Tile(128, 64, 8, 2), 256: Tile(64, 32, 4, 1)},
+    "backward_keys": {64: Tile(64, 64, 4, 2), 128: Tile(32, 64, 4, 2), 256: Tile(32, 64, 8, 1)},
+    "backward_queries": {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 2), 256: Tile(64, 32, 8, 1)},
+    "backward_bias": {64: Tile(64, 64, 4, 1), 128: Tile(64, 64, 4, 1), 256: Tile(32, 32, 4, 1)},
+    "split": {64: Tile(16, 64, 4, 2), 128: Tile(16, 64, 4, 2), 256: Tile(16, 64, 4, 1)},
+    "split_wide": {64: Tile(64, 64, 4, 2), 128: Tile(64, 64, 4, 1), 256: Tile(64, 32, 8, 1)},
+}
 FULL_PRECISION: dict[str, dict[int, Tile]] = {  # fp32 inputs, whose products don't run on tensor cores
     "forward": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(16, 32, 4, 1)},
     "backward_keys": {64: Tile(32, 32, 4, 1), 128: Tile(16, 32, 4, 1), 256: Tile(16, 16, 4, 1)},
@@ -61,19 +69,24 @@ FULL_PRECISION: dict[str, dict[int, Tile]] = {  # fp32 inputs, whose products do
     "split": {64: Tile(16, 32, 4, 1), 128: Tile(16, 32, 4, 1), 256: Tile(16, 16, 4, 1)},
     "split_wide": {64: Tile(32, 32, 4, 1), 128: Tile(32, 32, 4, 1), 256: Tile(16, 32, 4, 1)},
 }
+LARGE_MEMORY = ((8, 0), (8, 7), (9, 0), (10, 0), (10, 3))  # 163 KiB and more of shared memory a program
 SMALLEST = Tile(32, 16, 4, 1)  # for the interpreter: many tiles of a small problem
 
 
 @lru_cache(maxsize=1024)
-def tile_for(kernel: str, head_dim: int, value_dim: int, dtype: torch.dtype, capability: tuple[int, int]) -> Tile:
-    """The tile of a kernel; `capability` as torch gives it, or INTERPRETER."""
+def tile_for(
+    kernel: str, head_dim: int, value_dim: int, dtype: torch.dtype, capability: tuple[int, int], is_featured: bool = False
+) -> Tile:
+    """The tile of a kernel; `capability` as torch gives it, or INTERPRETER; featured is a mask, a bias or dropout."""
     if capability == INTERPRETER:
         return SMALLEST
     if dtype == torch.float32:
         table = FULL_PRECISION
-    elif capability in ((8, 0), (8, 7)):
-        table = AMPERE
+    elif capability not in LARGE_MEMORY:
+        table = SMALL_MEMORY
+    elif is_featured:
+        table = FEATURED
     else:
-        table = HOPPER if capability[0] in (9, 10) else SMALL_MEMORY
+        table = AMPERE if capability[0] == 8 else HOPPER
     tiles = table[kernel]
     return next(tile for dim, tile in tiles.items() if max(head_dim, value_dim) <= dim)

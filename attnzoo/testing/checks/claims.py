@@ -107,7 +107,7 @@ def declaration(subject: Subject, problem: Problem, device: torch.device) -> Non
     require(is_word, f"name is {backend.name!r}; it takes a word, without blank, comma, colon or equals sign")
     require(backend.api_version == 1, f"api_version is {backend.api_version!r}; this attnzoo takes 1")
     require(bool(subject.capabilities.dtypes), "no dtype is claimed")
-    only_backward = subject.capabilities.backward - subject.capabilities.forward - {"double_backward"}
+    only_backward = subject.capabilities.backward - subject.capabilities.forward - {"bias_grad", "double_backward"}
     require(not only_backward, f"claimed with a gradient, but not without: {', '.join(sorted(only_backward))}")
     hash(subject.capabilities)
     spec = subject.spec(make_call(problem, device))

@@ -1,0 +1,213 @@
+"""The pytest plugin: cheap to load, fair with GPUs, and the same verdict however the cases are spread."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from attnzoo import pytest_plugin
+
+REFUSING = """
+import pytest
+from attnzoo.backend import Capabilities
+from attnzoo.backends.naive import Naive
+from attnzoo.testing.suite import BackendConformance
+
+ALL = Naive.capabilities
+
+class Refusing(Naive):
+    name = "refusing"
+    capabilities = Capabilities(
+        dtypes=ALL.dtypes, head_dims=(1, 300), forward=ALL.forward - {"dropout"}, backward=ALL.backward - {"dropout", "mask"}
+    )
+
+class Future(Naive):
+    '''Causal is top-left whatever is asked.'''
+    name = "future"
+    def attend(self, spec, inputs):
+        from dataclasses import replace
+        return super().attend(replace(spec, align="top_left" if spec.align else None), inputs)
+"""
+
+JUDGED = (
+    REFUSING
+    + """
+class TestIt(BackendConformance):
+    known_failures = KNOWN
+
+    @pytest.fixture
+    def backend(self):
+        return BACKEND()
+"""
+)
+
+
+def pytest_on(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """pytest of its own on one file; the settings of this repository don't reach it."""
+    (folder / "pytest.ini").write_text("[pytest]\n")
+    (folder / "test_it.py").write_text(text)
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(folder), *arguments]
+    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
+
+
+def judged(backend: str, known: str = "{}") -> str:
+    return JUDGED.replace("BACKEND()", f"{backend}()").replace("KNOWN", known)
+
+
+def verdict_of(output: str) -> list[str]:
+    """The lines between the heading of the verdict and the next section."""
+    lines = re.split(r"=+ attnzoo verdict =+\n", output)[1].splitlines()
+    return [line for line in lines if line.startswith("  ") or re.match(r"\w+: \d", line)]
+
+
+def counts_of(output: str) -> dict[str, int]:
+    summary = output.strip().splitlines()[-1]
+    return {kind: int(number) for number, kind in re.findall(r"(\d+) (passed|failed|skipped|xfailed|error)", summary)}
+
+
+# Loading
+
+
+def test_loading_is_cheap_and_imports_no_torch() -> None:
+    script = (
+        "import pytest, pluggy, pathlib, sys, time\n"
+        "start = time.perf_counter()\n"
+        "import attnzoo.pytest_plugin\n"
+        "print(time.perf_counter() - start, 'torch' in sys.modules, 'hypothesis' in sys.modules)\n"
+    )
+    runs = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split() for _ in range(5)]
+    assert {tuple(run[1:]) for run in runs} == {("False", "False")}
+    best = min(float(run[0]) for run in runs)
+    assert best < 0.015, f"the plugin takes {best * 1000:.1f} ms to load"
+
+
+def test_a_run_of_somebody_else_imports_no_torch(tmp_path: Path) -> None:
+    done = pytest_on(
+        tmp_path, "import sys\ndef test_it():\n    assert 'torch' not in sys.modules\n    assert 'attnzoo.testing' not in sys.modules\n"
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def test_no_backend_is_a_usage_error() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--pyargs", "attnzoo.conformance"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode != 0
+    assert "Give --attn-backend NAME" in done.stdout + done.stderr
+
+
+# GPUs
+
+
+def config_of(worker: str | None) -> SimpleNamespace:
+    return SimpleNamespace(workerinput={"workerid": worker}) if worker else SimpleNamespace()
+
+
+@pytest.mark.parametrize(
+    ("worker", "expected"),
+    [("gw0", "4,5,7"), ("gw1", "5,7,4"), ("gw2", "7,4,5"), ("gw3", "4,5,7"), (None, "4,5,7")],
+)
+def test_each_worker_starts_at_another_gpu(monkeypatch: pytest.MonkeyPatch, worker: str | None, expected: str) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
+    pytest_plugin.spread_gpus(config_of(worker))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+
+
+def test_without_gpus_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    pytest_plugin.spread_gpus(config_of("gw1"))
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+STICKY = """
+import os, pytest
+
+@pytest.mark.parametrize("n", range(6))
+def test_it(n, tmp_path_factory):
+    print("process", os.getpid())
+    if n == 2:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+"""
+
+
+def test_worker_is_replaced_after_a_sticky_cuda_error(tmp_path: Path) -> None:
+    done = pytest_on(tmp_path, STICKY, "-n", "1", "--attn-device", "cuda", "-rA")
+    assert "worker 'gw0' crashed while running 'test_it.py::test_it[2]'" in done.stdout, done.stdout
+    assert "illegal memory access" in done.stdout
+    assert counts_of(done.stdout)["passed"] == 5
+    assert len(set(re.findall(r"process (\d+)", done.stdout))) == 2
+
+
+def test_other_failures_replace_nobody(tmp_path: Path) -> None:
+    done = pytest_on(
+        tmp_path, STICKY.replace("an illegal memory access was encountered", "out of memory"), "-n", "1", "--attn-device", "cuda"
+    )
+    assert "replacing" not in done.stdout
+    assert counts_of(done.stdout) == {"failed": 1, "passed": 5}
+
+
+# Verdicts
+
+
+def test_verdict_is_the_same_however_cases_are_spread(tmp_path: Path) -> None:
+    runs = [
+        pytest_on(tmp_path, judged("Refusing"), "--attn-sample", "60", "-k", "test_case", "-n", workers) for workers in ("0", "2")
+    ]
+    for run in runs:
+        assert run.returncode == 0, run.stdout
+    first, second = (verdict_of(run.stdout) for run in runs)
+    assert first == second
+    assert first[0].startswith("refusing: ")
+    assert any(re.match(r"  dropout backward +refused \(dropout .*is not supported\)", line) for line in first), first
+
+
+def test_wrong_backend_fails_and_the_verdict_says_where(tmp_path: Path) -> None:
+    done = pytest_on(tmp_path, judged("Future"), "-k", "T06 and fp32", "-n", "2")
+    assert done.returncode == 1
+    lines = verdict_of(done.stdout)
+    assert any(line.startswith("  bottom_right backward") and "FAILED" in line for line in lines), lines
+    assert any(re.match(r"  top_left backward +pass", line) for line in lines), lines
+    assert any(line.startswith("  families that failed: T06") for line in lines), lines
+    assert "repeat: python -m attnzoo.testing --backend future" in done.stdout
+
+
+def test_known_failures_are_strict(tmp_path: Path) -> None:
+    known = "{'T06-causal-bottom_right-*': 'takes top-left for bottom-right', 'T06-decode-bottom_right-*': 'the same'}"
+    chosen = "T06 and bottom_right and fp32"
+    done = pytest_on(tmp_path, judged("Future", known), "-k", chosen)
+    assert done.returncode == 0, done.stdout
+    assert counts_of(done.stdout)["xfailed"] > 10
+    assert any("known failure" in line for line in verdict_of(done.stdout))
+    passes = pytest_on(tmp_path, judged("Naive", known), "-k", chosen)
+    assert passes.returncode == 1
+    assert "XPASS(strict)" in passes.stdout
+
+
+def test_known_failures_by_option(tmp_path: Path) -> None:
+    option = "future:T06-causal-bottom_right-*=takes top-left"
+    done = pytest_on(tmp_path, judged("Future"), "-k", "causal-bottom_right and 64x65-fp32", "--attn-known-failure", option)
+    assert (done.returncode, counts_of(done.stdout)) == (0, {"xfailed": 1}), done.stdout
+    other = pytest_on(
+        tmp_path, judged("Future"), "-k", "causal-bottom_right and 64x65-fp32", "--attn-known-failure", option.replace("future", "naive")
+    )
+    assert (other.returncode, counts_of(other.stdout)) == (1, {"failed": 1}), other.stdout
+
+
+def test_sample_dtypes_and_seeds_are_options(tmp_path: Path) -> None:
+    text = judged("Naive")
+    listed = pytest_on(tmp_path, text, "--collect-only", "--attn-sample", "7", "--attn-dtype", "float16", "--attn-seeds", "3:5")
+    names = [line for line in listed.stdout.splitlines() if "::" in line]
+    assert len([name for name in names if "::test_case[" in name]) == 7
+    assert [name.split("[")[1] for name in names if "random" in name] == ["chunk-3]", "chunk-4]"]
+    wrong = pytest_on(tmp_path, text, "--collect-only", "--attn-seeds", "3")
+    assert "it takes FIRST:STOP" in wrong.stdout + wrong.stderr

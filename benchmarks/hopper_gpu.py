@@ -18,7 +18,8 @@ import statistics
 import sys
 import traceback
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -220,9 +221,9 @@ def time_cases(backward: bool, dims: list[int], lengths: list[int]) -> list[Case
         for causal in (False, True):
             for s in lengths:
                 heads = 2048 // d
-                rows.append(
-                    Case(f"d{d} {'causal' if causal else 'full'} s{s}", 16384 // s, heads, heads, s, s, d, causal=causal, order="bshd", slack=0, backward=backward)
-                )
+                name = f"d{d} {'causal' if causal else 'full'} s{s}"
+                sizes = (16384 // s, heads, heads, s, s, d)
+                rows.append(Case(name, *sizes, causal=causal, order="bshd", slack=0, backward=backward))
     return rows
 
 
@@ -252,9 +253,11 @@ def sdpa(name: str, case: Case, q: Tensor, k: Tensor, v: Tensor):
 
     backend = {"cudnn": SDPBackend.CUDNN_ATTENTION, "fa2": SDPBackend.FLASH_ATTENTION}[name]
 
+    is_grouped = case.q_heads != case.kv_heads
+
     def run(a=q, b=k, c=v):
         with sdpa_kernel(backend):
-            return torch.nn.functional.scaled_dot_product_attention(a, b, c, is_causal=case.causal, enable_gqa=case.q_heads != case.kv_heads)
+            return torch.nn.functional.scaled_dot_product_attention(a, b, c, is_causal=case.causal, enable_gqa=is_grouped)
 
     return run
 
@@ -313,19 +316,24 @@ def main() -> None:
             if row["bad"]:
                 print("BAD", row["case"], *row["bad"], sep="  ", flush=True)
         worst = {n: max((r["errors"].get(n, 0.0) for r in rows), default=0.0) for n in ("o", "lse", "dq", "dk", "dv")}
-        print(f"{sum(not r['bad'] for r in rows)} of {len(rows)} right; worst " + "  ".join(f"{n} {e:.1e}" for n, e in worst.items()), flush=True)
+        errors = "  ".join(f"{n} {e:.1e}" for n, e in worst.items())
+        print(f"{sum(not r['bad'] for r in rows)} of {len(rows)} right; worst {errors}", flush=True)
     elif args.what == "time":
         rows = []
-        for case in time_cases(args.backward, [int(d) for d in args.dims.split(",")], [int(s) for s in args.lengths.split(",")]):
+        dims, lengths = ([int(n) for n in text.split(",")] for text in (args.dims, args.lengths))
+        for case in time_cases(args.backward, dims, lengths):
             if args.only in case.name:
                 rows.append(time_case(case, args.rounds, args.ms, [p for p in args.peers.split(",") if p]))
-                print("  ".join(f"{k} {v:.1e}" if isinstance(v, float) and v < 0.1 else f"{k} {v}" for k, v in rows[-1].items()), flush=True)
+                cells = [f"{k} {v:.1e}" if isinstance(v, float) and v < 0.1 else f"{k} {v}" for k, v in rows[-1].items()]
+                print("  ".join(cells), flush=True)
     else:
         rows = [repeat(args.times)]
         print(rows[0], flush=True)
-    folder = args.json or (Path(os.environ["OUT"]) / f"hopper_{args.what}{'_backward' if args.backward else ''}.json" if "OUT" in os.environ else None)
-    if folder:
-        folder.write_text(json.dumps({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "rows": rows}, indent=1, default=str))
+    if args.json is None and "OUT" in os.environ:
+        args.json = Path(os.environ["OUT"], f"hopper_{args.what}{'_backward' if args.backward else ''}.json")
+    if args.json:
+        machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": version("triton")}
+        args.json.write_text(json.dumps({**machine, "command": sys.argv, "rows": rows}, indent=1, default=str))
 
 
 def repeat(times: int) -> dict[str, Any]:

@@ -74,9 +74,9 @@ def source_of(run: Any) -> tuple[Any, dict[str, Any]]:
     attributes = {}
     for i, parameter in enumerate(kernel.params):
         value = values[parameter.name]
-        if not parameter.is_constexpr and not parameter.do_not_specialize:
-            if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
-                attributes[(i,)] = [["tt.divisibility", 16]]
+        is_specialised = not parameter.is_constexpr and not parameter.do_not_specialize
+        if is_specialised and (isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0)):
+            attributes[(i,)] = [["tt.divisibility", 16]]
     kind = GluonASTSource if isinstance(kernel, GluonJITFunction) else ASTSource
     return kind(fn=kernel, signature=signature, constexprs=constants, attrs=attributes), dict(run.options)
 

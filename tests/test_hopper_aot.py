@@ -86,7 +86,7 @@ def problems_of(name: str, facts: dict[str, Any]) -> list[str]:
         found.append(f"{facts['shared_bytes']} bytes of shared memory, {SHARED_BYTES} at most")
     counts = facts["counts"]
     wanted = {"forward": forward_counts, "backward": backward_counts}.get(kernel, lambda *_: {})(int(head_dim), variant)
-    found += [f"{counts[instruction]} {instruction}, expected {count}" for instruction, count in wanted.items() if counts[instruction] != count]
+    found += [f"{counts[name]} {name}, expected {count}" for name, count in wanted.items() if counts[name] != count]
     if kernel in ("pre", "post") and not counts["LDG.E.128"]:
         found.append("its loads are narrower than 16 bytes")
     if kernel in ("forward", "backward") and counts["UTMALDG"] < 4:

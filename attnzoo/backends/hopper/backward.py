@@ -129,13 +129,17 @@ def dq_writer(desc_dq, state_ptr, dqs, walk, q_heads, kv_heads, group, width, q_
 
 @gluon.jit
 def consumer(
-    WG: gl.constexpr, desc_dk, desc_dv, scale, kv, queries, ds_sm, dqs, walk, kv_heads, width, kv_len, left, right,
-    LEFT: gl.constexpr, RIGHT: gl.constexpr, LSE_EARLY: gl.constexpr,
+    WG: gl.constexpr, desc_dk, desc_dv, scale, kv, queries, ds_sm, dqs, walk, kv_heads, width, bounds,
+    variant: gl.constexpr,
 ):  # fmt: skip
+    LEFT: gl.constexpr = variant[0]
+    RIGHT: gl.constexpr = variant[1]
+    LSE_EARLY: gl.constexpr = variant[2]
     k_sm, v_sm, kv_full = kv
     q_sm, do_sm, lse_sm, delta_sm, q_full, do_full = queries
     dq_sm, dq_full, dq_empty = dqs
     first_row, start_row, end_row, steps = walk
+    kv_len, left, right = bounds
     STAGES: gl.constexpr = q_sm.shape[0]
     BM: gl.constexpr = q_sm.shape[1]
     BN: gl.constexpr = k_sm.shape[0]
@@ -273,10 +277,12 @@ def attention_backward(
     kv = (k_sm, v_sm, kv_full)
     queries = (q_sm, do_sm, lse_sm, delta_sm, q_full, do_full)
     dqs = (dq_sm, dq_full, dq_empty)
+    bounds = (kv_len, left, right)
+    variant: gl.constexpr = (LEFT, RIGHT, LSE_EARLY)
     gl.warp_specialize(
         [
-            (consumer, (gl.constexpr(0), desc_dk, desc_dv, scale * LOG2E, kv, queries, ds_sm, dqs, walk, kv_heads, width, kv_len, left, right, LEFT, RIGHT, LSE_EARLY)),
-            (consumer, (gl.constexpr(1), desc_dk, desc_dv, scale * LOG2E, kv, queries, ds_sm, dqs, walk, kv_heads, width, kv_len, left, right, LEFT, RIGHT, LSE_EARLY)),
+            (consumer, (gl.constexpr(0), desc_dk, desc_dv, scale * LOG2E, kv, queries, ds_sm, dqs, walk, kv_heads, width, bounds, variant)),
+            (consumer, (gl.constexpr(1), desc_dk, desc_dv, scale * LOG2E, kv, queries, ds_sm, dqs, walk, kv_heads, width, bounds, variant)),
             (producer, (desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries, walk, q_heads, kv_heads, group, width)),
             (dq_writer, (desc_dq, state_ptr, dqs, walk, q_heads, kv_heads, group, width, q_blocks)),
         ],

@@ -24,5 +24,6 @@ def convert_dq(
     inside = (rows < q_len)[:, None] & (columns < HEAD_DIM)[None, :]
     is_written = tl.load(state_ptr + batch_head * tl.cdiv(q_len, BLOCK_Q) + first_row // BLOCK_Q) != 0
     total = tl.load(sum_ptr + (batch_head * q_len + rows)[:, None] * HEAD_DIM + columns[None, :], inside & is_written, 0.0)
-    offsets = (batch_head // q_heads) * stride_qb + (batch_head % q_heads) * stride_qh + rows.to(tl.int64)[:, None] * stride_qm + columns[None, :]
-    tl.store(dq_ptr + offsets, (total * scale).to(dq_ptr.dtype.element_ty), inside)
+    start = (batch_head // q_heads) * stride_qb + (batch_head % q_heads) * stride_qh
+    offsets = rows.to(tl.int64)[:, None] * stride_qm + columns[None, :]
+    tl.store(dq_ptr + start + offsets, (total * scale).to(dq_ptr.dtype.element_ty), inside)

@@ -18,8 +18,9 @@ def prepare_backward(
 ):  # fmt: skip
     """delta = rowsum(O dO) - dlse; lse2 = lse * log2(e), inf where no probability is left; state = 0.
 
-    lse (B, Hq, Sq); delta, lse2 (B Hq, padded) fp32; state (B Hq, blocks of BLOCK_Q rows) int32; ROWS divides BLOCK_Q. Strides of o and do are multiples of 8.
-    An inf lse2 makes exp2(s - lse2) zero: rows past the end and rows without keys (lse -inf) need no mask.
+    lse (B, Hq, Sq); delta, lse2 (B Hq, padded) fp32; state (B Hq, blocks of BLOCK_Q rows) int32; ROWS divides BLOCK_Q.
+    Strides of o and do are multiples of 8. An inf lse2 makes exp2(s - lse2) zero: rows past the end and rows without
+    keys (lse -inf) need no mask.
     """
     gdc_launch_dependents()
     # multiples of 8, said so that the compiler sees it and loads 16 bytes at a time
@@ -29,13 +30,14 @@ def prepare_backward(
     batch, head = batch_head // q_heads, batch_head % q_heads
     first_row = tl.program_id(1) * ROWS
     rows = first_row + tl.arange(0, ROWS)
+    wide_rows = rows.to(tl.int64)
     columns = tl.arange(0, BLOCK_D)
     inside = (rows < q_len)[:, None] & (columns < HEAD_DIM)[None, :]
-    o = tl.load(o_ptr + batch * stride_ob + head * stride_oh + rows.to(tl.int64)[:, None] * stride_om + columns[None, :], inside, 0.0)
-    do = tl.load(do_ptr + batch * stride_db + head * stride_dh + rows.to(tl.int64)[:, None] * stride_dm + columns[None, :], inside, 0.0)
+    o = tl.load(o_ptr + batch * stride_ob + head * stride_oh + wide_rows[:, None] * stride_om + columns[None, :], inside, 0.0)
+    do = tl.load(do_ptr + batch * stride_db + head * stride_dh + wide_rows[:, None] * stride_dm + columns[None, :], inside, 0.0)
     delta = tl.sum(o.to(tl.float32) * do.to(tl.float32), 1)  # (ROWS,)
     if HAS_DLSE:
-        offsets = batch * stride_lb + head * stride_lh + rows.to(tl.int64) * stride_lm
+        offsets = batch * stride_lb + head * stride_lh + wide_rows * stride_lm
         delta -= tl.load(dlse_ptr + offsets, rows < q_len, 0.0).to(tl.float32)
     lse = tl.load(lse_ptr + batch_head * q_len + rows, rows < q_len, -float("inf"))
     padded = batch_head * padded_len + rows

@@ -191,7 +191,9 @@ def forward(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tenso
 # The backward
 
 
-def pre_launch(spec: AttentionSpec, plan: Plan, o: Tensor, lse: Tensor, grad_o: Tensor, grad_lse: Tensor | None, scratch: Scratch) -> Launch:
+def pre_launch(
+    spec: AttentionSpec, plan: Plan, o: Tensor, lse: Tensor, grad_o: Tensor, grad_lse: Tensor | None, scratch: Scratch
+) -> Launch:
     strides = (*o.stride()[:3], *grad_o.stride()[:3], *((0, 0, 0) if grad_lse is None else grad_lse.stride()))
     constants = (spec.head_dim, plan.columns, ROWS, plan.tile.block_q, grad_lse is not None)
     padded_len = scratch.delta.shape[1]

@@ -22,7 +22,10 @@ def tile_at(t, q_tiles, heads, heads_in_group):
 
 
 @gluon.jit
-def key_blocks(row, q_len, kv_len, left, right, BM: gl.constexpr, BN: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, ONE_MASKED: gl.constexpr):
+def key_blocks(
+    row, q_len, kv_len, left, right,
+    BM: gl.constexpr, BN: gl.constexpr, LEFT: gl.constexpr, RIGHT: gl.constexpr, ONE_MASKED: gl.constexpr,
+):  # fmt: skip
     """(first, full_first, full_end, end) of the key blocks for the query tile that starts at row.
 
     Blocks `end - 1` down to `first` are computed, at least one even where no query sees a key. Those in

@@ -1,0 +1,85 @@
+"""What the Hopper kernels say they take: every reason, from metadata alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from attnzoo.backends.hopper import support
+from attnzoo.spec import AttentionSpec
+
+
+def spec_of(*, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16, **options: Any) -> AttentionSpec:
+    q = torch.empty(2, 4, 100, head_dim, dtype=dtype)
+    return AttentionSpec.of(q, q, q, **options)
+
+
+@pytest.fixture(autouse=True)
+def hopper_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(support, "machine_reasons", lambda device: [])
+
+
+SERVED: dict[str, AttentionSpec] = {
+    "plain": spec_of(),
+    "fp16": spec_of(dtype=torch.float16),
+    "odd head dim": spec_of(head_dim=72),
+    "causal": spec_of(causal=True),
+    "window": spec_of(window=(16, 0)),
+    "lse": spec_of(return_lse=True),
+    "deterministic without a gradient": spec_of(deterministic=True),
+}
+
+REFUSED: dict[str, tuple[AttentionSpec, str]] = {
+    "fp32": (spec_of(dtype=torch.float32), "dtype is torch.float32"),
+    "small head dim": (spec_of(head_dim=16), "head_dim is 16"),
+    "large head dim": (spec_of(head_dim=264), "head_dim is 264"),
+    "mask": (spec_of(mask=torch.ones(100, 100, dtype=torch.bool)), "a mask"),
+    "bias": (spec_of(bias=torch.zeros(100, 100)), "a bias"),
+    "segments": (spec_of(segment_ids=torch.zeros(2, 100, dtype=torch.int32)), "segment_ids"),
+    "softcap": (spec_of(softcap=30.0), "softcap"),
+    "sinks": (spec_of(sinks=torch.zeros(4)), "sinks"),
+    "dropout": (spec_of(dropout_p=0.1), "dropout"),
+    "zero scale": (spec_of(scale=0.0), "scale is 0.0"),
+    "negative scale": (spec_of(scale=-1.0), "scale is -1.0"),
+}
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_serves(name: str) -> None:
+    assert support.reasons_against(SERVED[name]) == []
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refuses_by_name(name: str) -> None:
+    spec, reason = REFUSED[name]
+    reasons = support.reasons_against(spec)
+    assert len(reasons) == 1, f"expected one reason, got {reasons}"
+    assert reason in reasons[0], f"{reasons[0]!r} does not say {reason!r}"
+
+
+def test_a_gradient_narrows_what_is_taken() -> None:
+    q = torch.empty(1, 2, 10, 256, dtype=torch.bfloat16, requires_grad=True)
+    reasons = support.reasons_against(AttentionSpec.of(q, q, q, deterministic=True))
+    assert len(reasons) == 2, f"head_dim and deterministic stand against it, got {reasons}"
+
+
+@pytest.mark.parametrize(("stride", "is_taken"), [(64, True), (72, True), (68, False), (0, False)])
+def test_the_copy_engine_takes_strides_of_16_bytes(stride: int, is_taken: bool) -> None:
+    q = torch.empty(2, 4, 100, 64, dtype=torch.bfloat16)
+    k = torch.empty(2 * 4 * 100 * 80, dtype=torch.bfloat16).as_strided((2, 4, 100, 64), (32000, 8000, stride, 1))
+    reasons = support.reasons_against(AttentionSpec.of(q, k, q))
+    assert (not reasons) == is_taken, f"stride {stride}: {reasons}"
+
+
+def test_strides_of_a_dim_of_one_do_not_count() -> None:
+    q = torch.empty(64, dtype=torch.bfloat16).as_strided((1, 1, 1, 64), (3, 5, 7, 1))
+    assert support.reasons_against(AttentionSpec.of(q, q, q)) == []
+
+
+def test_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(support, "_found_triton", ["3.8.0"])
+    reasons = support.machine_reasons(torch.device("cpu"))
+    assert [reason.split(" is ")[0] for reason in reasons] == ["device", "triton"], f"got {reasons}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 
@@ -17,20 +18,24 @@ from attnzoo.tracing import constant_when_traced
 LOWEST_CAPABILITY = (8, 0)
 LONGEST = 2**29  # positions and their sums are int32 in the kernels
 INTERPRET = "TRITON_INTERPRET"
+INSTALL = "pip install 'attnzoo[triton]' (Linux)"
 
 
 class Flash(RecomputingBackend):
     """Tiles of queries stay on chip while keys and values stream past; only o and the lse are kept.
 
-    Needs Triton and a CUDA device of capability 8.0 or later. With TRITON_INTERPRET=1 it takes CPU tensors
-    instead and runs in Triton's interpreter, which is for tests.
+    Needs Triton and a CUDA device of capability 8.0 or later.
+
+    Args:
+        is_interpreted: take CPU tensors instead and run in Triton's interpreter, which is for tests; None means
+            that TRITON_INTERPRET=1 is set, which it must be before triton is imported.
     """
 
     name = "flash"
 
-    def __init__(self) -> None:
+    def __init__(self, *, is_interpreted: bool | None = None) -> None:
         super().__init__()
-        self.is_interpreted = os.environ.get(INTERPRET) == "1"
+        self.is_interpreted = os.environ.get(INTERPRET) == "1" if is_interpreted is None else is_interpreted
         features = frozenset(FEATURES) - {"layout"}
         self.capabilities = Capabilities(
             devices=frozenset({"cpu" if self.is_interpreted else "cuda"}),
@@ -62,11 +67,24 @@ class Flash(RecomputingBackend):
 
 @constant_when_traced
 def machine_reasons(device: torch.device) -> list[str]:
-    """Why Triton can't run on this machine's device, and what to do."""
-    if importlib.util.find_spec("triton") is None:
-        return ["triton is not installed: pip install 'attnzoo[triton]' (Linux)"]
-    if device.type != "cuda":
-        return []
+    """Why Triton can't run on this machine's device, and what to do; looked up once a device."""
+    if device not in _reasons:
+        _reasons[device] = _look_up_machine(device)
+    return _reasons[device]
+
+
+_reasons: dict[torch.device, list[str]] = {}
+
+
+def _look_up_machine(device: torch.device) -> list[str]:
+    try:
+        if importlib.util.find_spec("triton") is None:
+            return [f"triton is not installed: {INSTALL}"]
+        if device.type != "cuda":
+            return []
+        importlib.import_module("triton")
+    except Exception as error:
+        return [f"triton can't be imported ({type(error).__name__}: {error}): {INSTALL}"]
     if torch.version.hip is not None:
         return [f"this is a ROCm build of torch ({torch.version.hip}), it takes CUDA"]
     capability = torch.cuda.get_device_capability(device)

@@ -6,6 +6,7 @@ Rounds alternate between the backends; figures are medians over rounds. Memory i
 resident size over one forward and backward, results included; it needs Linux. Run it on an idle machine with 8 GiB
 free: with other work on its cores, several threads wait for one another at every operation, and only `--threads 1`
 says anything.
+"""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import torch
 import attnzoo
 from attnzoo.testing import Subject, run_case
 from attnzoo.testing.cases import CASES
-from attnzoo.testing.certificate import Certificate, Run, judges_a_result
+from attnzoo.testing.certificate import Certificate, Run
 
 RUN = Run("cpu", "x86_64", "quick", "0:10")
 
@@ -114,9 +114,7 @@ def test_another_file_is_no_certificate(tmp_path: Path, text: str) -> None:
 
 
 UNSERVED = [
-    case
-    for case in CASES
-    if case.check not in ("accuracy", "claim") and judges_a_result(case.id) and case.problem.features and not case.device
+    case for case in CASES if case.check not in ("accuracy", "claim") and case.judges_result and case.problem.features and not case.device
 ]
 
 
@@ -126,6 +124,12 @@ def test_no_check_credits_a_feature_that_is_refused(check: str) -> None:
     for case in [case for case in UNSERVED if case.check == check][:3]:
         outcome = run_case(Subject(Plain()), case, "cpu")
         assert outcome.kind != "passed", f"{case.id} passed, although {', '.join(case.problem.features)} is refused"
+
+
+def test_a_malformed_call_that_is_rejected_credits_nothing() -> None:
+    made = certificate(line("T32-reject-align-word"), line("T32-all-reasons-backward"))
+    assert made.counts["passed"] == 2
+    assert made.features == {}
 
 
 def test_a_required_case_says_nothing_of_dtypes() -> None:

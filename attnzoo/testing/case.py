@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Case", "Outcome", "run_case"]
 
+REFUSAL_CHECKS = frozenset({"all_reasons", "declaration", "unclaimed_device", "unclaimed_dtype"})
+
 Check = Callable[["Subject", Problem, "torch.device"], "Outcome | None"]
 
 
@@ -41,6 +43,11 @@ class Case:
     @property
     def id(self) -> str:
         return f"{self.family}-{self.name}"
+
+    @property
+    def judges_result(self) -> bool:
+        """Whether a pass says that the features of the problem are served, not that something is refused as it should be."""
+        return self.check not in REFUSAL_CHECKS and not self.check.startswith("reject ")
 
 
 @dataclass(frozen=True)

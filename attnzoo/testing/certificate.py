@@ -18,12 +18,11 @@ from attnzoo.testing.verdict import Entry, Tally
 if TYPE_CHECKING:
     from attnzoo.testing.case import Case
 
-__all__ = ["KINDS", "Certificate", "Run", "judges_a_result", "overall"]
+__all__ = ["KINDS", "Certificate", "Run", "overall"]
 
 SCHEMA = 1
 KINDS = ("passed", "refused", "not applicable", "failed", "known failure")
 PLAIN = "plain"
-REFUSAL_CHECKS = frozenset({"all_reasons", "declaration", "unclaimed_device", "unclaimed_dtype"})
 ROOTED_PATH = re.compile(r"(?<![\w.~/-])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+-]+){2,}")
 
 
@@ -98,7 +97,7 @@ class Certificate:
         """
         found = sorted((_named(line, backend) for line in lines), key=lambda line: (line["test"], line["name"]))
         entries = [_entry(line, backend) for line in found if line["test"] == "test_case"]
-        judged = [entry for entry in entries if judges_a_result(entry.case)]
+        judged = [entry for entry in entries if entry.judges_result]
         failures = [_failure(line, backend, run) for line in found if line["kind"] == "failed"]
         return cls(
             backend=backend,
@@ -161,12 +160,6 @@ def _case(case_id: str) -> Case:
     return _cases()[case_id]
 
 
-def judges_a_result(case_id: str) -> bool:
-    """Whether a pass says that the features of the case are served, not that something was refused as it should."""
-    check = _case(case_id).check
-    return check not in REFUSAL_CHECKS and not check.startswith("reject ")
-
-
 def _named(line: Mapping[str, Any], backend: str) -> dict[str, Any]:
     """With `name`, the parameters less the backend: a case, a chunk of random problems, or nothing."""
     return {**line, "name": line["parameters"].removeprefix(backend).removeprefix("-")}
@@ -181,7 +174,17 @@ def _entry(line: Mapping[str, Any], backend: str) -> Entry:
     case = _case(line["name"])
     problem = case.problem
     shown = tuple(_scrubbed(reason) for reason in line["reasons"])
-    return Entry(backend, case.id, case.family, problem.dtype, problem.features, bool(problem.grads), line["kind"], shown)
+    return Entry(
+        backend=backend,
+        case=case.id,
+        family=case.family,
+        dtype=problem.dtype,
+        features=problem.features,
+        has_backward=bool(problem.grads),
+        kind=line["kind"],
+        reasons=shown,
+        judges_result=case.judges_result,
+    )
 
 
 def _failure(line: Mapping[str, Any], backend: str, run: Run) -> dict[str, str]:

@@ -125,6 +125,7 @@ def _record(subject: Subject, case: Case) -> dict[str, Any]:
         "dtype": problem.dtype,
         "features": list(problem.features),
         "has_backward": bool(problem.grads),
+        "judges_result": case.judges_result,
         "kind": "failed",
         "reasons": [],
     }

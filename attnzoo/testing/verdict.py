@@ -20,6 +20,7 @@ class Entry:
         kind: "passed", "refused", "not applicable", "failed" or "known failure".
         features: what the case needs; empty for a plain call.
         has_backward: gradients were asked for.
+        judges_result: as of the case; only then does the entry count for its features.
     """
 
     backend: str
@@ -30,6 +31,7 @@ class Entry:
     has_backward: bool
     kind: str
     reasons: tuple[str, ...] = ()
+    judges_result: bool = True
 
     @classmethod
     def of(cls, record: dict[str, Any], kind: str) -> Entry:
@@ -86,7 +88,7 @@ class Verdicts:
         """`feature` (forward alone) and `feature backward` -> tally, sorted by name."""
         tallies: dict[str, Tally] = defaultdict(Tally)
         for entry in sorted(self.entries, key=lambda entry: entry.case):
-            if entry.backend == backend:
+            if entry.backend == backend and entry.judges_result:
                 for feature in entry.features or (PLAIN,):
                     tallies[feature + (" backward" if entry.has_backward else "")].add(entry)
         return dict(sorted(tallies.items()))

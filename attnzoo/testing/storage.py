@@ -23,7 +23,7 @@ class Storage:
     step: dim letter -> every n-th element is a logical one.
     expand: dims that are stored once and repeated with stride 0.
     overlap: rows along s begin one element apart.
-    huge: batch entries lie 2^31 elements apart, in memory that is never touched.
+    far: dim letter -> its stride, so large that an index times it is beyond 2^31; the memory between is never touched.
     """
 
     order: str = "bhsd"
@@ -32,7 +32,7 @@ class Storage:
     step: tuple[tuple[str, int], ...] = ()
     expand: str = ""
     overlap: bool = False
-    huge: bool = False
+    far: tuple[tuple[str, int], ...] = ()
 
 
 STORAGES: dict[str, Storage] = {
@@ -53,7 +53,8 @@ STORAGES: dict[str, Storage] = {
     "expand_length": Storage(expand="s"),
     "expand_all": Storage(expand="bhs"),
     "overlap": Storage(overlap=True),
-    "huge": Storage(huge=True),
+    "far_batches": Storage(far=(("b", 2**31),)),
+    "far_rows": Storage(far=(("s", 2**26),)),
 }
 """Name -> layout in memory. Every one gives a legal input; some give equal values along a dim."""
 
@@ -79,11 +80,11 @@ def stored(values: Tensor, storage: str, *, offset: int = 0) -> Tensor:
     if rule.overlap:
         strides["s"] = 1
         extent = extent + sizes["s"]
-    if rule.huge:
-        strides["b"] = HUGE
-        extent = extent + HUGE * max(0, sizes["b"] - 1)
+    for dim, stride in rule.far:
+        strides[dim] = stride
+        extent = extent + stride * max(0, sizes[dim] - 1)
     buffer = torch.empty(start + extent + ALIGNMENT, dtype=values.dtype, device=values.device)
-    if not rule.huge:
+    if not rule.far:
         buffer.view(torch.uint8).fill_(POISON_BYTE)
     tensor = torch.as_strided(buffer, tuple(values.shape), [strides[dim] for dim in "bhsd"], start)
     if values.numel():

@@ -144,8 +144,8 @@ def aligned_then_offset(subject: Subject, problem: Problem, device: torch.device
 
 
 def huge_strides(subject: Subject, problem: Problem, device: torch.device) -> None:
-    """Batch entries 2^31 elements apart: right only with 64-bit offsets. The memory between is never touched."""
-    require(any(STORAGES[how].huge for how in problem.storage), "this check takes a problem with a huge storage")
+    """An index times a stride beyond 2^31: right only with 64-bit offsets. The memory between is never touched."""
+    require(any(STORAGES[how].far for how in problem.storage), "this check takes a storage with far strides")
     try:
         call = make_call(problem, device)
     except (RuntimeError, MemoryError) as error:

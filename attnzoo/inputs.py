@@ -62,7 +62,7 @@ class AttentionInputs:
             _kernel_ready(k, spec.dtype),
             _kernel_ready(v, spec.dtype),
             mask if mask is None or mask.ndim == 4 else mask[None, None],
-            bias if bias is None or bias.ndim == 4 else bias[None, None],
+            None if bias is None else _kernel_bias(bias, spec),
             q_ids,
             kv_ids,
             sinks,
@@ -75,6 +75,18 @@ def _kernel_ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if tensor.dtype != dtype:
         return tensor.to(dtype, memory_format=torch.contiguous_format)
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def _kernel_bias(bias: Tensor, spec: AttentionSpec) -> Tensor:
+    """4 dims; an fp64 bias within the range of fp32 scores, where a finite value would become infinite."""
+    if bias.ndim != 4:
+        bias = bias[None, None]
+    if bias.dtype != torch.float64 or spec.dtype == torch.float64:
+        return bias
+    limit = torch.finfo(torch.float32).max
+    is_beyond = (bias.abs() > limit) & bias.isfinite()
+    no_change = bias - bias.detach()  # 0, and the way of the gradient
+    return torch.where(is_beyond, bias.detach().clamp(-limit, limit) + no_change, bias)
 
 
 def _seed_tensor(seed: int | Tensor | None, device: torch.device) -> Tensor:

@@ -310,3 +310,17 @@ def test_backward_inside_autocast_keeps_the_precision_of_its_dtype(backend):
     (outside,) = torch.autograd.grad(o.float().square().sum(), q)
     difference = ((inside - outside).abs().max() / outside.abs().max()).item()
     assert difference < 2**-7, f"gradients differ by {difference:.2%} of the largest: more than bfloat16 explains"
+
+
+def test_the_most_negative_float64_is_arithmetic_in_float32_too(backend):
+    v = torch.arange(4.0).view(1, 1, 4, 1)
+    q = k = torch.ones(1, 1, 4, 1)
+    bias = torch.full((4, 4), torch.finfo(torch.float64).min, dtype=torch.float64, requires_grad=True)
+    o = attnzoo.attention(q, k, v, bias=bias, backend=backend)
+    assert torch.allclose(o, torch.full_like(o, 1.5))
+    (grad,) = torch.autograd.grad(o[0, 0, 0, 0], bias)
+    assert torch.allclose(grad[0], torch.tensor([-1.5, -0.5, 0.5, 1.5], dtype=torch.float64) / 4)
+    assert not grad[1:].any()
+    hidden = torch.zeros(4, 4, dtype=torch.float64)
+    hidden[:, 3] = -torch.inf
+    assert torch.allclose(attnzoo.attention(q, k, v, bias=hidden, backend=backend), torch.ones(1, 1, 4, 1))

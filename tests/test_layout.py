@@ -238,6 +238,16 @@ def test_a_write_to_any_tensor_is_caught(place):
 
 
 @pytest.mark.parametrize("place", range(5))
+def test_a_write_between_forward_and_backward_is_caught(place):
+    layout = partial_layout()
+    q, kv = torch.zeros(1, 1, 5, 4, requires_grad=True), torch.zeros(1, 1, 9, 4)
+    o = attnzoo.attention(q, kv, kv, layout=layout, backend="tiled")
+    layout.tensors()[place].add_(1)
+    with pytest.raises(ValueError, match=r"layout.*written in place"):
+        o.sum().backward()
+
+
+@pytest.mark.parametrize("place", range(5))
 def test_a_write_to_the_transposed_lists_is_caught(place):
     layout = partial_layout()
     full, partial, order = layout.transposed

@@ -85,6 +85,8 @@ class _RecomputedAttention(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad_o: Tensor | None, grad_lse: Tensor | None) -> Any:
         *tensors, o, lse = ctx.saved_tensors
+        if ctx.layout is not None:
+            ctx.layout.check_unmodified()
         inputs = AttentionInputs(*tensors, layout=ctx.layout)  # type: ignore[misc]
         if grad_o is None:
             grad_o = torch.zeros_like(o)

@@ -135,7 +135,7 @@ def _is_result(spec: AttentionSpec, result: object) -> bool:
     o, lse = result
     if not isinstance(o, Tensor) or o.dtype != spec.dtype or o.shape != (spec.batch, spec.q_heads, spec.q_len, spec.value_dim):
         return False
-    return not spec.return_lse or (isinstance(lse, Tensor) and lse.shape == o.shape[:3])
+    return not spec.return_lse or (isinstance(lse, Tensor) and lse.dtype == spec.accumulator_dtype and lse.shape == o.shape[:3])
 
 
 def _described(result: object) -> str:

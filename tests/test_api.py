@@ -195,6 +195,13 @@ def test_a_backend_that_forgets_the_lse_is_blamed(served):
         attnzoo.attention(Q, Q, Q, return_lse=True)
 
 
+def test_a_backend_whose_lse_has_another_dtype_is_blamed(monkeypatch):
+    half = Fake("half", [], attend=lambda spec, inputs: (inputs.q, torch.zeros(1, 2, 4, dtype=torch.float16)))
+    monkeypatch.setattr(registry_module, "_default", Registry([half], preference=("half",)))
+    with pytest.raises(RuntimeError, match=r"'half' returned .*float16.* where .*float32.* is due"):
+        attnzoo.attention(Q, Q, Q, return_lse=True)
+
+
 @pytest.mark.parametrize("answer", [RuntimeError("x"), "a string", None, [1]], ids=repr)
 def test_a_backend_that_cannot_say_its_reasons_is_passed_over(answer, monkeypatch):
     log = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 
 import torch
@@ -97,8 +97,10 @@ class Capabilities:
     materializes_scores: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("devices", "dtypes", "forward", "backward"):
-            object.__setattr__(self, name, frozenset(getattr(self, name)))
+        for name, kind in (("devices", str), ("dtypes", torch.dtype), ("forward", str), ("backward", str)):
+            object.__setattr__(self, name, _frozen(name, getattr(self, name), kind))
+        if not _is_pair_of_ints(self.head_dims):
+            raise TypeError(f"head_dims is {self.head_dims!r}; it takes (smallest, largest), two ints")
         unknown = sorted((self.forward | self.backward) - FEATURES.keys())
         if unknown:
             raise ValueError(f"unknown features {unknown}; attnzoo.backend.FEATURES lists them all: {sorted(FEATURES)}")
@@ -120,6 +122,19 @@ class Capabilities:
                 only_forward = " with a gradient, only without" if feature in self.forward else ""
                 reasons.append(f"{feature} ({FEATURES[feature]}) is not supported{only_forward}")
         return reasons
+
+
+def _frozen(name: str, claims: object, kind: type) -> frozenset[object]:
+    if isinstance(claims, str) or not isinstance(claims, Iterable):
+        raise TypeError(f"{name} is {claims!r}; it takes a set, each a {kind.__name__}")
+    for claim in claims:
+        if not isinstance(claim, kind):
+            raise TypeError(f"{name} holds {claim!r}, a {type(claim).__name__}; each takes a {kind.__name__}")
+    return frozenset(claims)
+
+
+def _is_pair_of_ints(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and all(type(number) is int for number in value)
 
 
 def _short(dtype: torch.dtype) -> str:

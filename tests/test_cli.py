@@ -208,6 +208,17 @@ def test_explain_checks_its_sizes(cli, q: str) -> None:
     assert "--q" in ran.err
 
 
+@pytest.mark.parametrize(
+    "options",
+    [["--q=-2,8,64,16"], ["--q", "2,8,64,16", "--kv-len", "-1"], ["--q", "2,8,64,16", "--mask=-64,64"], ["--q", f"1,1,{2**64},16"]],
+    ids=["q", "kv_len", "mask", "beyond 64 bits"],
+)
+def test_explain_takes_no_impossible_size(cli, options: list[str]) -> None:
+    ran = cli("explain", *options)
+    assert (ran.code, ran.out) == (2, ""), ran
+    assert "size" in ran.err, ran.err
+
+
 # doctor
 
 FUSSY = """

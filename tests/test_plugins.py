@@ -81,6 +81,16 @@ FAULTY = {
     ),
     "has no capabilities": (hook("[Mute('bad')]", before="class Mute(Good):\n    capabilities = None"), "has no attnzoo.Capabilities"),
     "claims an unknown feature": (hook("[attnzoo.Capabilities(forward={'telepathy'})]"), "unknown features ['telepathy']"),
+    "claims head dims that are no pair": (hook("[attnzoo.Capabilities(head_dims=64)]"), "head_dims is 64"),
+    "claims one head dim": (hook("[attnzoo.Capabilities(head_dims=(64,))]"), "head_dims is (64,)"),
+    "claims a dtype by name": (hook("[attnzoo.Capabilities(dtypes={'float32'})]"), "dtypes holds 'float32'"),
+    "claims a torch.device": (
+        hook("[attnzoo.Capabilities(devices={torch.device('cpu')})]", before="import torch"),
+        "devices holds device(",
+    ),
+    "claims a device in a bare string": (hook("[attnzoo.Capabilities(devices='cuda')]"), "devices is 'cuda'"),
+    "claims a feature in a bare string": (hook("[attnzoo.Capabilities(forward='mask')]"), "forward is 'mask'"),
+    "claims a device type that is a number": (hook("[attnzoo.Capabilities(devices={0})]"), "devices holds 0"),
     "is abstract": (
         hook("[Half()]", before="class Half(attnzoo.Backend):\n    name = 'bad'"),
         "TypeError: Can't instantiate abstract class",
@@ -478,6 +488,27 @@ def test_info_shows_every_failure(crowd):
     states = {entry["backend"]: entry["state"] for entry in told["backends"]}
     for name in ("good", "naive", "tiled"):
         assert states[name] == "loaded", f"{name} is {states[name]}"
+
+
+@pytest.mark.parametrize("fault", ["raises", "exits", "returns None"])
+def test_info_shows_who_cannot_say_its_reasons(tmp_path, fault):
+    body, _ = UNWILLING[fault]
+    before = f"class Odd(Good):\n    def unsupported_reasons(self, spec):\n        {body}"
+    install(tmp_path, "odd-plugin", {"odd": "odd_module"}, {"odd_module": hook("[Odd('odd')]", before=before)})
+    done = run(tmp_path, "-m", "attnzoo", "info", "--format", "json")
+    assert done.returncode == 0, f"exit code {done.returncode}: {done.stderr}"
+    here = {entry["backend"]: entry["here"] for entry in json.loads(done.stdout)["backends"]}
+    assert here["odd"].startswith(("unsupported_reasons raised", "unsupported_reasons returned")), here["odd"]
+    assert here["tiled"].startswith("runs on"), here["tiled"]
+
+
+@pytest.mark.parametrize("command", [("info",), ("explain", "--q", "1,1,2,4")], ids=lambda command: command[0])
+def test_what_a_plugin_prints_stays_out_of_the_data(tmp_path, command):
+    source = hook("[Good('loud')]", before="print('hello from the plugin')")
+    install(tmp_path, "loud-plugin", {"loud": "loud_module"}, {"loud_module": source})
+    done = run(tmp_path, "-m", "attnzoo", *command, "--format", "json")
+    json.loads(done.stdout)
+    assert "hello from the plugin" in done.stderr, done.stderr
 
 
 def test_a_crowd_of_faulty_plugins_stops_nobody(crowd):

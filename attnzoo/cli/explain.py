@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnzoo.cli.output import Format, FormatOption, Section, show, warnings_as_notes
+from attnzoo.cli.output import Format, FormatOption, Section, prints_to_stderr, show, warnings_as_notes
 
 if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
     from attnzoo.layout import LayoutSummary
     from attnzoo.spec import AttentionSpec
 
@@ -93,7 +96,7 @@ def explain(
         spec = spec_of(shapes, dtype, device, grad or (), has_segments=segments, **options)
         if layout is not None:
             spec = dataclasses.replace(spec, layout=layout_summary(spec, layout, density))
-        with warnings_as_notes():
+        with warnings_as_notes(), prints_to_stderr():
             explanation = Explanation.of(Registry.installed(), spec, backend or AUTO)
     except (TypeError, ValueError) as error:
         typer.echo(f"error: {error}", err=True)
@@ -136,9 +139,7 @@ def spec_of(
     except RuntimeError as error:
         raise ValueError(f"device is {device!r}: {error}") from None
     dtypes = {name: known[dtype] for name in ("q", "k", "v", "bias")} | {"sinks": torch.float32, "mask": torch.bool}
-    given: dict[str, Any] = {
-        name: torch.empty(shape, dtype=dtypes[name], device="meta") for name, shape in shapes.items() if shape is not None
-    }
+    given: dict[str, Any] = {name: _shaped(name, shape, dtypes[name]) for name, shape in shapes.items() if shape is not None}
     for name in grads:
         if name not in given or name == "mask":
             raise ValueError(f"grad names {name!r}; it takes those of q, k, v, bias, sinks that the call has")
@@ -147,6 +148,16 @@ def spec_of(
         lengths = (given["q"].shape[2], given["k"].shape[2])
         options["segment_ids"] = tuple(torch.empty(len(given["q"]), n, dtype=torch.int64, device="meta") for n in lengths)
     return dataclasses.replace(AttentionSpec.of(**given, **options), device=place)
+
+
+def _shaped(name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """A tensor without data."""
+    import torch
+
+    try:
+        return torch.empty(shape, dtype=dtype, device="meta")
+    except (TypeError, RuntimeError) as error:  # a size that is negative, or beyond 64 bits
+        raise ValueError(f"{name} can't have the sizes {shape}: {str(error).splitlines()[0]}") from None
 
 
 def layout_summary(spec: AttentionSpec, block: tuple[int, ...], density: float) -> LayoutSummary:

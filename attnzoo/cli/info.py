@@ -7,7 +7,7 @@ import warnings
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-from attnzoo.cli.output import Format, FormatOption, Section, show
+from attnzoo.cli.output import Format, FormatOption, Section, prints_to_stderr, show
 
 if TYPE_CHECKING:
     from attnzoo.backend import Backend
@@ -20,17 +20,17 @@ def info(form: FormatOption = Format.TABLE) -> None:
     """Show versions, devices, backends and plugins, with every load error. Imports all plugins."""
     from attnzoo.registry import Registry
 
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), prints_to_stderr():
         warnings.simplefilter("ignore")  # the tables tell what failed
         registry = Registry.installed()
         registry.load(registry.names())
-    data = {
-        "versions": versions(),
-        "devices": devices(),
-        "backends": [describe_backend(registry, name) for name in registry.names()],
-        "plugins": [describe_plugin(registry, plugin) for plugin in registry.plugins()],
-        "failures": registry.failures(),
-    }
+        data = {
+            "versions": versions(),
+            "devices": devices(),
+            "backends": [describe_backend(registry, name) for name in registry.names()],
+            "plugins": [describe_plugin(registry, plugin) for plugin in registry.plugins()],
+            "failures": registry.failures(),
+        }
     show(data, _sections(data), form)
 
 
@@ -94,7 +94,9 @@ def _runs_here(backend: Backend) -> str:
     everything = [problem for device in trial.devices() for problem in trial.problems(device)]
     try:
         problem, reasons = trial.refusals(backend, everything)
-    except Exception as error:
+    except KeyboardInterrupt:  # the user's own
+        raise
+    except BaseException as error:  # SystemExit too: a plugin's doing
         return f"unsupported_reasons raised {type(error).__name__}: {error}"
     return f"runs on {problem}" if problem else "; ".join(reasons)
 

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 
@@ -68,6 +68,11 @@ def _print_tables(sections: Sequence[Section]) -> None:
         if section.title:
             console.print(section.title, style="bold", markup=False)
         console.print(rich_table(section.columns, section.rows))
+
+
+def prints_to_stderr() -> contextlib.redirect_stdout[TextIO]:
+    """While plugins run: what they print is no data."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def split_plan(problem: Problem) -> tuple[Tile, int] | None:
 @lru_cache(maxsize=1024)
 def best_splits(tiles: int, most: int, slots: int) -> int:
     """The smallest number of splits that keeps the slots nearly as busy as the best one does."""
-    if tiles >= slots:
+    if not 0 < tiles < slots:
         return 1
     busy = {splits: (tiles * splits / slots) / -(-tiles * splits // slots) for splits in range(1, most + 1)}
     return next(splits for splits, share in busy.items() if share >= 0.85 * max(busy.values()))

@@ -1,0 +1,267 @@
+"""The Triton kernels of flash against naive in float64, run by Triton's interpreter; what the launchers decide; refusals."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnzoo.backends.flash import LONGEST, Flash
+from attnzoo.backends.naive import Naive
+from attnzoo.inputs import AttentionInputs
+from attnzoo.spec import AttentionSpec
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed (extra triton)")
+interpreted = pytest.mark.skipif(
+    not HAS_TRITON or os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton, in its interpreter (TRITON_INTERPRET=1)"
+)
+
+# of numpy, which the interpreter computes with: of lanes that are masked out afterwards, and of what triton takes from an array
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+]
+
+TENSORS = ("mask", "bias", "sinks", "segment_ids", "dropout_seed")
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def qkv(
+    *, batch: int = 1, q_heads: int = 2, kv_heads: int = 1, q_len: int = 70, kv_len: int = 45, dim: int = 16, value_dim: int = 16
+) -> list[Tensor]:
+    shapes = ((batch, q_heads, q_len, dim), (batch, kv_heads, kv_len, dim), (batch, kv_heads, kv_len, value_dim))
+    return [normal(*shape, seed=seed) for seed, shape in enumerate(shapes)]
+
+
+def described(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> tuple[AttentionSpec, AttentionInputs]:
+    spec = AttentionSpec.of(q, k, v, return_lse=True, **options)
+    return spec, AttentionInputs.of(spec, q, k, v, **{name: options[name] for name in TENSORS if name in options})
+
+
+def results(backend: Any, tensors: list[Tensor], dtype: torch.dtype, wanted: tuple[str, ...], options: dict[str, Any]) -> dict[str, Tensor]:
+    """`o`, lse and the gradients of `wanted`, for fixed gradients of o and lse."""
+    named = dict(zip("qkv", [tensor.to(dtype) for tensor in tensors]))
+    named |= {name: options[name].to(dtype) for name in ("bias", "sinks") if name in options}
+    leaves = {name: tensor.detach().requires_grad_(name in wanted) for name, tensor in named.items()}
+    extras = {name: leaves[name] for name in ("bias", "sinks") if name in leaves}
+    o, lse = backend.attend(*described(leaves["q"], leaves["k"], leaves["v"], **{**options, **extras}))
+    upstream = [normal(*o.shape, seed=8).to(o.dtype), normal(*lse.shape, seed=9).to(lse.dtype)]
+    outputs = [(out, up) for out, up in zip((o, lse), upstream) if out.requires_grad]
+    names = [name for name in leaves if name in wanted]
+    grads = torch.autograd.grad([out for out, _ in outputs], [leaves[n] for n in names], [up for _, up in outputs]) if names else ()
+    return {"o": o.detach(), "lse": lse.detach(), **dict(zip(names, grads))}
+
+
+def assert_matches_naive(
+    tensors: list[Tensor], dtype: torch.dtype = torch.float32, wanted: tuple[str, ...] = ("q", "k", "v", "bias", "sinks"), **options: Any
+) -> None:
+    """flash in `dtype` and naive in float64, on inputs rounded to `dtype`, agree relative to each result's largest value."""
+    rounded = [tensor.to(dtype).double() for tensor in tensors]
+    options |= {name: options[name].to(dtype).double() for name in ("bias", "sinks") if name in options}
+    found = results(Flash(), rounded, dtype, wanted, options)
+    for name, want in results(Naive(), rounded, torch.float64, wanted, options).items():
+        got = found[name].double()
+        assert got.shape == want.shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(want.shape)}"
+        assert torch.equal(got.isneginf(), want.isneginf()), f"{name}: -inf in other places"
+        assert got.isfinite().logical_or(got.isneginf()).all(), f"{name} holds a nan or inf"
+        if not want.numel():
+            continue
+        error = (got - want).nan_to_num(0.0).abs().max() / want.nan_to_num(neginf=0.0).abs().max().clamp(min=1e-2)
+        assert error <= TOLERANCE[dtype], f"{name}: error {error:.1e} of its largest value, {TOLERANCE[dtype]:.0e} allowed"
+
+
+def random_bool(*shape: int) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(3)) < 0.6
+
+
+IDS = torch.tensor([[0] * 30 + [1] * 50 + [-7] * 20])
+SHUFFLED = (torch.arange(30)[None] % 4, (torch.arange(150)[None] // 40) % 4)
+
+# qkv's arguments, then attention's
+CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "plain": ({}, {}),
+    "causal-top-left": ({}, {"causal": True, "align": "top_left"}),
+    "causal-bottom-right-rows-without-keys": ({}, {"causal": True, "align": "bottom_right"}),
+    "causal-bottom-right-longer-keys": ({"q_len": 40, "kv_len": 75}, {"causal": True, "align": "bottom_right"}),
+    "window": ({"q_len": 100, "kv_len": 100}, {"window": (20, 7)}),
+    "window-left-alone": ({"q_len": 66, "kv_len": 90}, {"window": (5, None), "align": "bottom_right"}),
+    "window-causal": ({"q_len": 100, "kv_len": 100}, {"window": (30, None), "causal": True}),
+    "mask": ({}, {"mask": random_bool(1, 2, 70, 45)}),
+    "mask-of-keys": ({}, {"mask": random_bool(1, 1, 1, 45)}),
+    "mask-transposed": ({}, {"mask": random_bool(1, 2, 45, 70).mT}),
+    "bias": ({}, {"bias": normal(1, 2, 70, 45, seed=4)}),
+    "bias-of-all-batches": ({"batch": 2}, {"bias": normal(1, 2, 70, 45, seed=4), "causal": True, "align": "top_left"}),
+    "bias-of-keys": ({"batch": 2, "q_len": 40}, {"bias": normal(2, 1, 1, 45, seed=4)}),
+    "bias-of-queries": ({"batch": 2, "q_len": 40}, {"bias": normal(1, 2, 40, 1, seed=4)}),
+    "bias-of-everything": ({}, {"bias": normal(1, 1, 1, 1, seed=4)}),
+    "segments-sorted": ({"q_heads": 1, "q_len": 100, "kv_len": 100}, {"segment_ids": IDS}),
+    "segments-shuffled": ({"q_len": 30, "kv_len": 150}, {"segment_ids": SHUFFLED}),
+    "scale-zero": ({}, {"scale": 0.0}),
+    "scale-negative": ({}, {"scale": -0.4}),
+    "softcap": ({}, {"softcap": 1.5, "bias": normal(70, 45, seed=4)}),
+    "sinks": ({}, {"sinks": torch.tensor([0.7, -torch.inf])}),
+    "sinks-of-rows-without-keys": ({}, {"sinks": torch.tensor([0.7, -0.3]), "causal": True, "align": "bottom_right"}),
+    "dropout": ({"batch": 2, "q_len": 40, "kv_len": 25}, {"dropout_p": 0.3, "dropout_seed": -(2**40) - 77}),
+    "grouped-heads": ({"q_heads": 6, "kv_heads": 2, "q_len": 33}, {"causal": True, "align": "top_left"}),
+    "dims-24-40": ({"dim": 24, "value_dim": 40}, {}),
+    "dims-5-1": ({"dim": 5, "value_dim": 1}, {}),
+    "dim-0": ({"dim": 0}, {}),
+    "no-keys": ({"kv_len": 0}, {"sinks": torch.tensor([0.7, -0.3])}),
+    "no-queries": ({"q_len": 0}, {"bias": normal(1, 2, 1, 45, seed=4)}),
+    "no-values": ({"value_dim": 0}, {}),
+    "one-query-split": ({"q_heads": 4, "kv_heads": 2, "q_len": 1, "kv_len": 150}, {"sinks": normal(4, seed=6)}),
+    "few-queries-split": ({"q_len": 5, "kv_len": 140}, {"causal": True, "align": "bottom_right"}),
+    "few-queries-split-dropout": ({"q_len": 3, "kv_len": 140}, {"dropout_p": 0.5, "dropout_seed": 3, "bias": normal(1, 2, 3, 140, seed=4)}),
+    "few-queries-split-window": ({"q_len": 3, "kv_len": 150}, {"window": (40, 2), "align": "bottom_right"}),
+}
+
+
+@interpreted
+@pytest.mark.parametrize("name", CASES)
+def test_matches_naive(name: str) -> None:
+    sizes, options = CASES[name]
+    assert_matches_naive(qkv(**sizes), **options)
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_matches_naive_in_half_precision(dtype: torch.dtype) -> None:
+    assert_matches_naive(qkv(), dtype, causal=True, align="top_left", bias=normal(1, 1, 70, 45, seed=4))
+
+
+@interpreted
+@pytest.mark.parametrize("wanted", [("q",), ("k",), ("v",), ("bias",), ("sinks",), ()], ids=" ".join)
+def test_only_the_gradients_asked_for(wanted: tuple[str, ...]) -> None:
+    assert_matches_naive(qkv(), wanted=wanted, bias=normal(70, 45, seed=4), sinks=normal(2, seed=6))
+
+
+@interpreted
+def test_any_strides() -> None:
+    packed = normal(2, 20, 3, 4, 24)
+    q, k, v = [packed[:, :, n, :, 3:19].transpose(1, 2) for n in range(3)]
+    assert_matches_naive([q, k[:, :1].expand(2, 4, 20, 16), v.flip(0)])
+
+
+@interpreted
+def test_gradient_of_o_with_any_strides() -> None:
+    tensors = [tensor.float().requires_grad_() for tensor in qkv(q_heads=1, q_len=40)]
+    o, _ = Flash().attend(*described(*tensors))
+    upstream = normal(1, 1, 16, 40).float()
+    one = torch.autograd.grad(o, tensors, upstream.mT, retain_graph=True)
+    other = torch.autograd.grad(o, tensors, upstream.mT.contiguous())
+    assert all(map(torch.equal, one, other)), "the strides of grad_o change the gradients"
+
+
+@interpreted
+@pytest.mark.parametrize("shift", [1e4, -1e4])
+def test_shifted_scores(shift: float) -> None:
+    tensors = [tensor.float() for tensor in qkv()]
+    plain, _ = Flash().attend(*described(*tensors))
+    shifted, _ = Flash().attend(*described(*tensors, bias=torch.full((70, 45), shift)))
+    assert (plain - shifted).abs().max() < 4e-3, f"a shift of all scores by {shift} changes o by {(plain - shifted).abs().max():.1e}"
+
+
+@interpreted
+def test_bias_of_the_lowest_number_gives_the_mean() -> None:
+    q, k, v = [tensor.float() for tensor in qkv()]
+    o, _ = Flash().attend(*described(q, k, v, bias=torch.full((70, 45), torch.finfo(torch.float32).min)))
+    assert (o - v.mean(2, keepdim=True)).abs().max() < 1e-5, "a row of finfo.min is not the mean of v"
+
+
+@interpreted
+def test_equal_calls_give_equal_bits() -> None:
+    one, other = [results(Flash(), qkv(), torch.float32, ("q", "k", "v"), {"deterministic": True}) for _ in range(2)]
+    assert all([torch.equal(one[name], other[name]) for name in one]), "two equal calls differ"
+
+
+@interpreted
+def test_rows_far_apart() -> None:
+    from attnzoo.backends.triton import problem
+
+    q, k, v = [tensor.float() for tensor in qkv()]
+    near = Flash().attend(*described(q, k, v))[0]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(problem, "LARGEST_TILE", 2**31)
+        assert problem.is_wide(problem.strided(q)), "the test does not reach 64-bit offsets"
+        far = Flash().attend(*described(q, k, v))[0]
+    assert torch.equal(near, far), "64-bit offsets within a tile change the result"
+
+
+# What the launchers decide
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("lengths", "options", "expected"),
+    [
+        ((9, 9), {"causal": True}, (None, 0, 0)),
+        ((1, 9), {"causal": True, "align": "bottom_right"}, (None, None, 8)),
+        ((9, 5), {"causal": True, "align": "bottom_right"}, (None, 0, -4)),
+        ((9, 9), {"window": (8, 7)}, (None, 7, 0)),
+        ((9, 9), {"window": (7, 8)}, (7, None, 0)),
+        ((3, 9), {"window": (2, 1), "align": "top_left"}, (None, 1, 0)),
+    ],
+)
+def test_bounds_that_rule_out_nothing_are_dropped(lengths: tuple[int, int], options: dict[str, Any], expected: tuple[Any, ...]) -> None:
+    from attnzoo.backends.triton.problem import binding_band
+
+    spec, _ = described(*qkv(q_len=lengths[0], kv_len=lengths[1]), **options)
+    assert binding_band(spec) == expected
+
+
+@needs_triton
+@pytest.mark.parametrize(("tiles", "most", "splits"), [(8, 128, 29), (264, 128, 1), (1, 4, 4), (64, 128, 4), (8, 1, 1), (0, 4, 1)])
+def test_splits_fill_the_card(tiles: int, most: int, splits: int) -> None:
+    from attnzoo.backends.triton.launchers import best_splits
+
+    assert best_splits(tiles, most, 264) == splits
+
+
+@needs_triton
+@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+def test_the_table_has_a_tile_for_every_head_dim(capability: tuple[int, int], dtype: torch.dtype) -> None:
+    from attnzoo.backends.triton.table import HOPPER, tile_for
+
+    for kernel in HOPPER:
+        for dim in (0, 1, 64, 65, 256):
+            for is_featured in (False, True):
+                tile = tile_for(kernel, dim, 1, dtype, capability, is_featured)
+                assert min(tile.block_m, tile.block_n) >= 16, f"{kernel} at {dim}: tl.dot needs 16 rows, {tile}"
+                assert max(tile.block_m, tile.block_n) <= 128, f"{kernel} at {dim}: rows are padded to 128, {tile}"
+
+
+# Refusals
+
+
+def reasons(flash: Flash, **facts: Any) -> list[str]:
+    spec, _ = described(*[tensor.half() for tensor in qkv()])
+    return flash.unsupported_reasons(dataclasses.replace(spec, **facts))
+
+
+def test_refuses_the_cpu_unless_interpreted() -> None:
+    assert any("device is cpu, it takes cuda" in reason for reason in reasons(Flash(is_interpreted=False)))
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        ({"dtype": torch.float64}, "dtype is float64, it takes bfloat16, float16, float32"),
+        ({"head_dim": 257}, "head_dim is 257, it takes 1 to 256"),
+        ({"kv_len": LONGEST + 1}, f"a length is {LONGEST + 1}, it takes at most {LONGEST}"),
+    ],
+)
+def test_refusals_name_what_was_found_and_what_is_allowed(facts: dict[str, Any], reason: str) -> None:
+    assert reason in reasons(Flash(is_interpreted=True), **facts)
+    assert reasons(Flash(is_interpreted=True)) == [], "refuses a plain call"

@@ -45,7 +45,7 @@ class AddressRoundedDown(Mutant):
 class OffsetsIn32Bits(Mutant):
     """Offsets within q are 32-bit numbers that wrap."""
 
-    caught_by = ("T12-batch-stride-q-fp16",)
+    caught_by = ("T12-batches-2-to-31-apart-in-q-fp16",)
 
     def queries(self, spec, inputs):
         q = inputs.q

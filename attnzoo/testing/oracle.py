@@ -39,10 +39,12 @@ class Results:
 
 @dataclass(frozen=True, eq=False)
 class Truth:
-    """Attributes:
-    results: in float64; the lse always there.
-    amounts: name -> (A, A') as `F(r) = eps(dtype)/4 * r(A) + 2 * eps(fp32) * r(A')` takes them.
-    empty_rows: `(B, Hq, Sq)`, True where a row sees no key.
+    """What is right, and how much rounding it may cost.
+
+    Attributes:
+        results: in float64; the lse always there.
+        amounts: name -> (A, A') as `F(r) = eps(dtype)/4 * r(A) + 2 * eps(fp32) * r(A')` takes them.
+        empty_rows: `(B, Hq, Sq)`, True where a row sees no key.
     """
 
     results: Results

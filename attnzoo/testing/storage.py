@@ -16,14 +16,16 @@ HUGE = 2**31
 
 @dataclass(frozen=True)
 class Storage:
-    """Attributes:
-    order: dims from slowest to fastest in memory, each of b, h, s, d once.
-    pad: dim letter -> slack elements behind the logical ones.
-    lead: dim letter -> slack elements in front.
-    step: dim letter -> every n-th element is a logical one.
-    expand: dims that are stored once and repeated with stride 0.
-    overlap: rows along s begin one element apart.
-    far: dim letter -> its stride, so large that an index times it is beyond 2^31; the memory between is never touched.
+    """A layout in memory of a tensor whose dims are named b, h, s, d.
+
+    Attributes:
+        order: dims from slowest to fastest in memory, each of them once.
+        pad: dim letter -> slack elements behind the logical ones.
+        lead: dim letter -> slack elements in front.
+        step: dim letter -> every n-th element is a logical one.
+        expand: dims that are stored once and repeated with stride 0.
+        overlap: rows along s begin one element apart.
+        far: dim letter -> its stride, so large that an index times it is beyond 2^31; the memory between is never touched.
     """
 
     order: str = "bhsd"

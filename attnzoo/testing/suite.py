@@ -18,7 +18,7 @@ import pytest
 
 from attnzoo.backend import Backend
 from attnzoo.testing.case import Case, Outcome, run_case
-from attnzoo.testing.failure import ConformanceError, require
+from attnzoo.testing.failure import require
 from attnzoo.testing.refusals import unexplained_refusals
 from attnzoo.testing.subject import Subject
 
@@ -108,12 +108,12 @@ class BackendConformance:
 
 
 def run_case_with_reproduction(subject: Subject, case: Case, device: str) -> Outcome:
-    """As `run_case`; a failure's message ends with the line that repeats it."""
+    """As `run_case`; whatever is raised ends with the line that repeats it."""
     try:
         return run_case(subject, case, device)
-    except ConformanceError as error:
-        line = case.problem.reproduction(subject.name, case.check, device)
-        raise ConformanceError(f"{case.id}: {error}\nrepeat: {line}") from error
+    except Exception as error:
+        error.add_note(f"repeat: {case.problem.reproduction(subject.name, case.check, device)}")
+        raise
 
 
 def _record(subject: Subject, case: Case) -> dict[str, Any]:

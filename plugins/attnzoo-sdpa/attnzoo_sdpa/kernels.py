@@ -141,13 +141,15 @@ def nvidia(spec: AttentionSpec, least: tuple[int, int]) -> list[str]:
     if torch.version.hip is not None:
         return ["torch is built for ROCm, only its CUDA kernels were tested"]
     found = least_capability()
+    if found is None:
+        return [f"the device is {spec.device}, torch sees no CUDA device here"]
     return [] if found >= least else [f"the oldest card is sm_{found[0]}{found[1]}, it takes sm_{least[0]}{least[1]} and later"]
 
 
 @constant_when_traced
-def least_capability() -> tuple[int, int]:
-    """Of all cards: a decision does not depend on which of them holds the tensors."""
-    return min(torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count()))
+def least_capability() -> tuple[int, int] | None:
+    """Of all cards: a decision does not depend on which of them holds the tensors. None where there is no card."""
+    return min((torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())), default=None)
 
 
 @constant_when_traced

@@ -158,6 +158,12 @@ def test_what_a_cuda_kernel_has_not_is_refused(monkeypatch, name, part, changes)
     assert any(part in reason for reason in found), f"{name} says {found}"
 
 
+@pytest.mark.parametrize("name", ["sdpa_flash", "sdpa_cudnn", "sdpa_efficient"])
+def test_a_card_that_is_not_there_is_a_reason(monkeypatch, name):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    assert "the device is cuda, torch sees no CUDA device here" in " ".join(reasons(name, on_cuda()))
+
+
 def test_an_old_card_is_refused(monkeypatch):
     monkeypatch.setattr(kernels, "least_capability", lambda: (7, 5))
     for name in ("sdpa_flash", "sdpa_cudnn", "sdpa_efficient"):

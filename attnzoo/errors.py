@@ -7,6 +7,14 @@ from collections.abc import Mapping, Sequence
 __all__ = ["PluginError", "PluginWarning", "UnknownBackendError", "UnsupportedError"]
 
 
+def in_words(error: BaseException) -> str:
+    """`Type: message`; a plugin's error may have a message that raises in its turn."""
+    try:
+        return f"{type(error).__name__}: {error}"
+    except Exception:
+        return f"{type(error).__name__}: (its message can't be read)"
+
+
 class UnsupportedError(NotImplementedError):
     """A well-formed call that the backends asked for can't serve.
 

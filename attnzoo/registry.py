@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from attnzoo import hookspecs
-from attnzoo.errors import PluginError, PluginWarning, UnknownBackendError, UnsupportedError
+from attnzoo.errors import PluginError, PluginWarning, UnknownBackendError, UnsupportedError, in_words
 
 if TYPE_CHECKING:
     from attnzoo.backend import Backend
@@ -155,20 +155,25 @@ class Registry:
         Raises:
             UnknownBackendError: not installed, declared twice, or its plugin is quarantined.
         """
+        if not isinstance(name, str):
+            raise TypeError(f"backend is {name!r}, a {type(name).__name__}; it takes a name")
         found = self._backends.get(name)
         if found is not None:
             return found
-        if not isinstance(name, str):
-            raise TypeError(f"backend is {name!r}, a {type(name).__name__}; it takes a name")
         self._load(name)
         if name in self._backends:
             return self._backends[name]
         raise UnknownBackendError(self._unknown_message(name))
 
     def load(self, names: Iterable[str]) -> None:
-        """Import what stands behind these names, quarantining what fails."""
+        """Import what stands behind these names, quarantining what fails.
+
+        Raises:
+            UnknownBackendError: a name is not known.
+        """
         for name in names:
             if name not in self._backends:
+                self.require_known((name,))
                 self._load(name)
 
     def report(self) -> None:
@@ -194,8 +199,8 @@ class Registry:
         else:
             known = self.names()
             near = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            lines = [f"no backend is named {name!r}{hint} Known: {', '.join(known)}"]
+            hint = f"did you mean {near[0]!r}? Known" if near else "known"
+            lines = [f"no backend is named {name!r}; {hint}: {', '.join(known)}"]
         lines += [f"  plugin that failed to load: {who}: {error}" for who, error in self.failures().items()]
         return "\n".join(lines)
 
@@ -211,7 +216,7 @@ class Registry:
             raise
         except BaseException as error:  # SystemExit, and what test runners and event loops derive
             if not plugin.is_being_imported():
-                self._quarantine(plugin, f"{type(error).__name__}: {error}")
+                self._quarantine(plugin, in_words(error))
         else:
             with self._lock:  # the first thread's backends stay
                 for found, backend in loaded.items():
@@ -273,11 +278,13 @@ def reasons_against(backend: Backend, spec: AttentionSpec) -> tuple[str, ...]:
     """The backend's reasons; one that fails to answer is itself a reason."""
     try:
         reasons = backend.unsupported_reasons(spec)
-    except (Exception, SystemExit) as error:
-        return (f"its unsupported_reasons raised {type(error).__name__}: {error}",)
-    if isinstance(reasons, (list, tuple)) and all([isinstance(reason, str) for reason in reasons]):
-        return tuple(reasons)
-    return (f"its unsupported_reasons returned {reasons!r}, not a list of strings",)
+        if isinstance(reasons, (list, tuple)) and all([isinstance(reason, str) for reason in reasons]):
+            return tuple(reasons)
+        return (f"its unsupported_reasons returned {reasons!r}, not a list of strings",)
+    except KeyboardInterrupt:  # the user's own
+        raise
+    except BaseException as error:  # SystemExit, and what test runners and event loops derive
+        return (f"its unsupported_reasons raised {in_words(error)}",)
 
 
 def discover(allowed: str | None = None) -> list[Plugin]:

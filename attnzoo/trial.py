@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from attnzoo.backend import Backend
+from attnzoo.errors import in_words
 from attnzoo.inputs import AttentionInputs
 from attnzoo.layout import BlockLayout
 from attnzoo.registry import default
@@ -144,7 +145,7 @@ def main(name: str, report: str) -> None:
         write(**examine(name, lambda text: write(step=text)))
     except BaseException as error:  # SystemExit too: a plugin's doing
         traceback.print_exc()
-        write(verdict="broken", cause="raised", detail=f"{type(error).__name__}: {error}")
+        write(verdict="broken", cause="raised", detail=in_words(error))
 
 
 if __name__ == "__main__":

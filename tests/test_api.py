@@ -81,6 +81,12 @@ def test_no_backend_at_all(served):
     assert not caught.value.alternatives, f"{caught.value.alternatives} could, it says"
 
 
+def test_an_unknown_name_is_an_error_wherever_it_stands(served):
+    with pytest.raises(UnknownBackendError, match="did you mean 'third'"):
+        attnzoo.attention(Q, Q, Q, backend=("second", "thirt"))
+    assert not served, f"served by {served}"
+
+
 @pytest.mark.parametrize("entry", ["attention", "get", "use", "explain", "tuple"])
 def test_an_unknown_name_gives_the_known_ones_and_the_nearest(entry, served):
     calls = {

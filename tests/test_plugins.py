@@ -31,6 +31,10 @@ FAULTY = {
     "raises SystemExit": ("import sys; sys.exit(3)", "SystemExit: 3"),
     "raises a BaseException of its own": ("class Stop(BaseException): pass\nraise Stop('halt')", "Stop: halt"),
     "raises a test runner's skip": ("import pytest; pytest.skip('no GPU', allow_module_level=True)", "Skipped: no GPU"),
+    "raises what cannot be put into words": (
+        "class Mum(Exception):\n    def __str__(self): raise ValueError('no words')\nraise Mum",
+        "Mum: (its message can't be read)",
+    ),
     "has a syntax error": ("def attnzoo_backends(:", "SyntaxError"),
     "fails an assertion": ("assert False", "AssertionError"),
     "recurses": ("def f(): f()\nf()", "RecursionError"),
@@ -387,8 +391,20 @@ def test_not_strict(site, value):
 UNWILLING = {
     "raises": ("raise RuntimeError('no device')", "its unsupported_reasons raised RuntimeError: no device"),
     "exits": ("exit(5)", "its unsupported_reasons raised SystemExit: 5"),
+    "raises a BaseException of its own": (
+        "raise type('Stop', (BaseException,), {})('halt')",
+        "its unsupported_reasons raised Stop: halt",
+    ),
+    "raises what cannot be put into words": (
+        "raise type('Mum', (Exception,), {'__str__': lambda self: 1 / 0})",
+        "its unsupported_reasons raised Mum: (its message can't be read)",
+    ),
     "returns a string": ("return 'no'", "its unsupported_reasons returned 'no', not a list of strings"),
     "returns None": ("return None", "its unsupported_reasons returned None"),
+    "returns what cannot be shown": (
+        "return type('Shy', (), {'__repr__': lambda self: 1 / 0})()",
+        "its unsupported_reasons raised ZeroDivisionError",
+    ),
     "returns numbers": ("return [1]", "its unsupported_reasons returned [1]"),
     "returns False": ("return False", "its unsupported_reasons returned False"),
     "yields": ("yield 'no'", "its unsupported_reasons returned <generator"),
@@ -490,7 +506,9 @@ def test_info_shows_every_failure(crowd):
         assert states[name] == "loaded", f"{name} is {states[name]}"
 
 
-@pytest.mark.parametrize("fault", ["raises", "exits", "returns None"])
+@pytest.mark.parametrize(
+    "fault", ["raises", "exits", "raises a BaseException of its own", "raises what cannot be put into words", "returns None"]
+)
 def test_info_shows_who_cannot_say_its_reasons(tmp_path, fault):
     body, _ = UNWILLING[fault]
     before = f"class Odd(Good):\n    def unsupported_reasons(self, spec):\n        {body}"

@@ -85,8 +85,10 @@ def test_an_unknown_name_gets_the_nearest():
     for ask in (lambda: known.get("tilde"), lambda: known.require_known(["tilde"]), lambda: known.decide(SPEC, ("tilde", "naive"))):
         with pytest.raises(UnknownBackendError, match=r"'tilde'; did you mean 'tiled'\? Known: naive, tiled"):
             ask()
-    with pytest.raises(UnknownBackendError, match=r"'zzz' Known"):
+    with pytest.raises(UnknownBackendError, match=r"'zzz'; known: "):
         known.get("zzz")
+    with pytest.raises(TypeError, match=r"backend is \[\], a list; it takes a name"):
+        known.get([])
     with pytest.raises(TypeError, match="takes a name"):
         known.get(7)
 

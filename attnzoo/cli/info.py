@@ -90,6 +90,7 @@ def describe_backend(registry: Registry, name: str) -> dict[str, Any]:
 def _runs_here(backend: Backend) -> str:
     """The most demanding small problem that it takes on this machine, or its reasons."""
     from attnzoo import trial
+    from attnzoo.errors import in_words
 
     everything = [problem for device in trial.devices() for problem in trial.problems(device)]
     try:
@@ -97,7 +98,7 @@ def _runs_here(backend: Backend) -> str:
     except KeyboardInterrupt:  # the user's own
         raise
     except BaseException as error:  # SystemExit too: a plugin's doing
-        return f"unsupported_reasons raised {type(error).__name__}: {error}"
+        return f"unsupported_reasons raised {in_words(error)}"
     return f"runs on {problem}" if problem else "; ".join(reasons)
 
 

@@ -160,9 +160,7 @@ def test_other_failures_replace_nobody(tmp_path: Path) -> None:
 
 
 def test_verdict_is_the_same_however_cases_are_spread(tmp_path: Path) -> None:
-    runs = [
-        pytest_on(tmp_path, judged("Refusing"), "--attn-sample", "60", "-k", "test_case", "-n", workers) for workers in ("0", "2")
-    ]
+    runs = [pytest_on(tmp_path, judged("Refusing"), "--attn-sample", "60", "-k", "test_case", "-n", workers) for workers in ("0", "2")]
     for run in runs:
         assert run.returncode == 0, run.stdout
     first, second = (verdict_of(run.stdout) for run in runs)

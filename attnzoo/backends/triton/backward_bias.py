@@ -148,5 +148,5 @@ def backward_bias(problem: Problem, grad_o: Tensor, stats: tuple[Tensor, Tensor]
     )
     owners = spec.batch // walk[0] * (spec.q_heads // walk[1])
     programs = owners * -(-row_tiles // walk[2]) * -(-column_tiles // walk[3])
-    KERNEL.launch(programs, arguments, constants, problem.variant(tile, constants, {**tensors, "bias": problem.bias}))
+    KERNEL.launch(programs, arguments, constants, problem.variant(tile, constants, {**tensors, "mask": problem.mask, "bias": problem.bias}))
     return parts.sum_to_size(bias.shape).to(bias.dtype)

@@ -123,8 +123,16 @@ def backward_keys(problem: Problem, grad_o: Tensor, stats: tuple[Tensor, Tensor]
     """Fill `grad_k` and `grad_v`, either of which may be None."""
     spec, tile = problem.spec, problem.tile("backward_keys")
     outputs = {"grad_k": None if grad_k is None else strided(grad_k), "grad_v": None if grad_v is None else strided(grad_v)}
-    tensors = {"q": problem.q, "k": problem.k, "v": problem.v, "grad_o": strided(grad_o), "bias": problem.bias, **outputs}
-    wide = is_wide(*[tensor for name, tensor in tensors.items() if tensor is not None and name != "bias"])
+    tensors = {
+        "q": problem.q,
+        "k": problem.k,
+        "v": problem.v,
+        "grad_o": strided(grad_o),
+        "mask": problem.mask,
+        "bias": problem.bias,
+        **outputs,
+    }
+    wide = is_wide(*[tensor for name, tensor in tensors.items() if tensor is not None and name not in ("mask", "bias")])
     constants = {
         **problem.constants(tile, FIRST_PHASE=problem.query_phases[0], LAST_PHASE=problem.query_phases[1], GROUPED=spec.group > 1),
         "WIDE": wide,

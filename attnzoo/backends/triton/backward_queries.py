@@ -127,4 +127,4 @@ def backward_queries(problem: Problem, grad_o: Tensor, stats: tuple[Tensor, Tens
         spec.scale,
     )
     programs = spec.batch * spec.q_heads * -(-spec.q_len // tile.block_m)
-    KERNEL.launch(programs, arguments, constants, problem.variant(tile, constants, {**streams, "bias": problem.bias}))
+    KERNEL.launch(programs, arguments, constants, problem.variant(tile, constants, {**streams, "mask": problem.mask, "bias": problem.bias}))

@@ -110,7 +110,7 @@ KERNEL = Kernel(forward_kernel)
 def forward(problem: Problem, o: Tensor, lse: Tensor) -> None:
     """Fill `o` and `lse`."""
     spec, tile = problem.spec, problem.tile("forward")
-    tensors = {"q": problem.q, "k": problem.k, "v": problem.v, "o": strided(o), "bias": problem.bias}
+    tensors = {"q": problem.q, "k": problem.k, "v": problem.v, "o": strided(o), "mask": problem.mask, "bias": problem.bias}
     wide = is_wide(problem.q, problem.k, problem.v, tensors["o"])
     constants = {**problem.constants(tile, FIRST_PHASE=problem.key_phase), "WIDE": wide}
     streamed = spec.kv_len * (spec.head_dim + spec.value_dim) * o.element_size() // spec.group

@@ -42,8 +42,8 @@ class Problem:
         q_ids, kv_ids = self.inputs.q_segment_ids, self.inputs.kv_segment_ids
         if q_ids is None or kv_ids is None:
             return None
-        q_bounds = segment_bounds(q_ids)
-        kv_bounds = q_bounds if kv_ids is q_ids else segment_bounds(kv_ids)
+        q_bounds = segment_bounds(q_ids, self.capability)
+        kv_bounds = q_bounds if kv_ids is q_ids else segment_bounds(kv_ids, self.capability)
         return (q_ids, *q_ids.stride(), kv_ids, *kv_ids.stride(), q_bounds, kv_bounds)
 
     def _dropout(self) -> tuple[Any, ...] | None:

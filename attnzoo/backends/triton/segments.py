@@ -33,12 +33,11 @@ KERNEL = Kernel(segment_bounds_kernel)
 TILE = Tile(64, 64, 1, 1)
 
 
-def segment_bounds(ids: Tensor) -> Tensor:
+def segment_bounds(ids: Tensor, capability: tuple[int, int]) -> Tensor:
     """Bounds `(B, ceil(S / 64), 2)` of ids `(B, S)`, computed on their device."""
     batch, length = ids.shape
     tiles = -(-length // TILE.block_m)
     bounds = torch.empty(batch, tiles, 2, dtype=torch.int64, device=ids.device)
-    capability = torch.cuda.get_device_capability(ids.device) if ids.is_cuda else (0, 0)
     variant = Variant(ids.dtype, (), TILE, capability, ids.device.index)
     KERNEL.launch(batch * tiles, ((ids, *ids.stride()), bounds, length), {}, variant)
     return bounds

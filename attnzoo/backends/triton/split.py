@@ -124,7 +124,14 @@ KERNEL = Kernel(split_kernel)
 def split_forward(problem: Problem, tile: Tile, splits: int, o: Tensor, lse: Tensor) -> None:
     """Fill `o` `(splits, B, Hq, Sq, Dv)` and `lse` `(splits, B, Hq, Sq)`."""
     spec = problem.spec
-    tensors = {"q": problem.q, "k": problem.k, "v": problem.v, "o": (o, o.stride(0), *strided(o[0])[1:]), "bias": problem.bias}
+    tensors = {
+        "q": problem.q,
+        "k": problem.k,
+        "v": problem.v,
+        "o": (o, o.stride(0), *strided(o[0])[1:]),
+        "mask": problem.mask,
+        "bias": problem.bias,
+    }
     constants = {**problem.constants(tile, FIRST_PHASE=problem.key_phase), "WIDE": is_wide(problem.k, problem.v)}
     arguments = (
         problem.q,

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from attnzoo.spec import AttentionSpec
 
 __all__ = ["Cost", "attended_pairs", "predict"]
@@ -36,15 +34,21 @@ def attended_pairs(spec: AttentionSpec) -> int:
     stands for its pairs.
     """
     left, right = spec.band
-    i = torch.arange(spec.q_len, dtype=torch.int64) + spec.diagonal
-    first = torch.zeros_like(i) if left is None else (i - left).clamp(0, spec.kv_len)
-    last = torch.full_like(i, spec.kv_len) if right is None else (i + right + 1).clamp(0, spec.kv_len)
-    pairs = int((last - first).clamp(min=0).sum()) * spec.batch * spec.q_heads
+    first = 0 if left is None else _clamped_sum(spec.diagonal - left, spec.q_len, spec.kv_len)
+    last = spec.q_len * spec.kv_len if right is None else _clamped_sum(spec.diagonal + right + 1, spec.q_len, spec.kv_len)
+    pairs = (last - first) * spec.batch * spec.q_heads
     if spec.layout is None or not pairs:
         return pairs
     blocks = spec.layout.full_blocks + spec.layout.partial_blocks
     rows, columns = -(-spec.q_len // spec.layout.block_q), -(-spec.kv_len // spec.layout.block_kv)
     return int(pairs * blocks / (rows * columns * spec.layout.batch * spec.layout.heads))
+
+
+def _clamped_sum(start: int, count: int, limit: int) -> int:
+    """The sum of `start + i`, each held between 0 and limit, over i from 0 to count - 1."""
+    rises = min(max(-start, 0), count)  # from here on above 0,
+    stops = min(max(limit - start, 0), count)  # and from here on at the limit
+    return (stops - rises) * (2 * start + rises + stops - 1) // 2 + (count - stops) * limit
 
 
 def predict(spec: AttentionSpec, *, materializes_scores: bool) -> Cost:

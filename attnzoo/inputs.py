@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from attnzoo.frozen import quick_constructor
 from attnzoo.layout import BlockLayout
 from attnzoo.spec import AttentionSpec
 
@@ -57,7 +58,8 @@ class AttentionInputs:
         if k.shape[1] != spec.kv_heads:  # no query head: no kv head is read
             k, v = k[:, : spec.kv_heads], v[:, : spec.kv_heads]
         q_ids, kv_ids = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
-        return cls(
+        make = cls if torch.compiler.is_compiling() else _construct
+        return make(
             _kernel_ready(q, spec.dtype),
             _kernel_ready(k, spec.dtype),
             _kernel_ready(v, spec.dtype),
@@ -71,10 +73,13 @@ class AttentionInputs:
         )
 
 
+_construct = quick_constructor(AttentionInputs)
+
+
 def _kernel_ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if tensor.dtype != dtype:
         return tensor.to(dtype, memory_format=torch.contiguous_format)
-    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+    return tensor if tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
 def _kernel_bias(bias: Tensor, spec: AttentionSpec) -> Tensor:

@@ -345,7 +345,7 @@ def _checked(plugin: Plugin, backends: Iterable[object]) -> dict[str, Backend]:
         name = getattr(backend, "name", None)
         if not isinstance(name, str):
             raise PluginError(f"a {type(backend).__name__} has name {name!r}, not a string")
-        if backend.api_version != API_VERSION:
+        if type(backend.api_version) is not int or backend.api_version != API_VERSION:
             raise PluginError(f"backend {name!r} has api_version {backend.api_version!r}; this attnzoo takes {API_VERSION}")
         if not isinstance(getattr(backend, "capabilities", None), Capabilities):
             raise PluginError(f"backend {name!r} has no attnzoo.Capabilities in its capabilities")

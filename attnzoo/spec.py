@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from attnzoo.frozen import quick_constructor
 from attnzoo.layout import ID_DTYPES, BlockLayout, LayoutSummary
 
 __all__ = ["AttentionSpec", "Align", "Window"]
@@ -148,7 +149,8 @@ class AttentionSpec:
         if dropout_seed is not None or type(dropout_p) is not float or dropout_p != 0.0:
             _check_dropout(dropout_p, dropout_seed, q.device)
         grads = _grads(q=q, k=k, v=v, bias=bias, sinks=sinks) if torch.is_grad_enabled() else ()
-        return cls(
+        make = cls if torch.compiler.is_compiling() else _construct
+        return make(
             batch,
             q_heads,
             kv_heads,
@@ -175,6 +177,9 @@ class AttentionSpec:
             grads,
             (_kernel_strides(q, dtype), _kernel_strides(k, dtype), _kernel_strides(v, dtype)),
         )
+
+
+_construct = quick_constructor(AttentionSpec)
 
 
 def _grads(**inputs: Tensor | None) -> tuple[str, ...]:
@@ -204,18 +209,8 @@ def _check_strided(name: str, tensor: Tensor) -> None:
 
 def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
     """Types, dtypes, devices and shapes of q, k and v; returns their dtype, after autocast."""
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(tensor, Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}, not a tensor")
-        if tensor.dtype not in DTYPES:
-            raise TypeError(f"{name} has dtype {tensor.dtype}; it takes float16, bfloat16, float32 or float64")
-        _check_strided(name, tensor)
-        if tensor.ndim != 4:
-            raise ValueError(f"{name} has {tensor.ndim} dims, shape {tuple(tensor.shape)}; it takes 4: (batch, heads, length, dim)")
-    device = q.device
-    for name, tensor in (("k", k), ("v", v)):
-        if tensor.device != device:
-            raise ValueError(f"{name} is on {tensor.device}, q on {device}; they need one device")
+    if not _are_plain(q, k, v):
+        _blame(q, k, v)
     dtype = autocast_dtype(q)
     if dtype is None:
         dtype = q.dtype
@@ -226,6 +221,31 @@ def _check_tensors(q: Tensor, k: Tensor, v: Tensor) -> torch.dtype:
         raise TypeError(f"q, k, v have dtypes {q.dtype}, {k.dtype}, {v.dtype}; autocast leaves float64 alone, use one dtype")
     _check_shapes(q.shape, k.shape, v.shape)
     return dtype
+
+
+def _are_plain(*tensors: Tensor) -> bool:
+    """Dense tensors of 4 dims and a float dtype on one device: what nearly every call gives, seen at once."""
+    for tensor in tensors:
+        if not isinstance(tensor, Tensor) or tensor.dtype not in DTYPES or tensor.ndim != 4:
+            return False
+        if tensor.layout is not torch.strided or tensor.is_nested or tensor.device != tensors[0].device:
+            return False
+    return True
+
+
+def _blame(q: Tensor, k: Tensor, v: Tensor) -> None:
+    """Say which of the tensors is not plain, and how."""
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}, not a tensor")
+        if tensor.dtype not in DTYPES:
+            raise TypeError(f"{name} has dtype {tensor.dtype}; it takes float16, bfloat16, float32 or float64")
+        _check_strided(name, tensor)
+        if tensor.ndim != 4:
+            raise ValueError(f"{name} has {tensor.ndim} dims, shape {tuple(tensor.shape)}; it takes 4: (batch, heads, length, dim)")
+    for name, tensor in (("k", k), ("v", v)):
+        if tensor.device != q.device:
+            raise ValueError(f"{name} is on {tensor.device}, q on {q.device}; they need one device")
 
 
 def autocast_dtype(q: Tensor) -> torch.dtype | None:

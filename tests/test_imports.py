@@ -16,7 +16,7 @@ import attnzoo
 
 PACKAGE = Path(attnzoo.__file__).parent
 
-CORE = ("errors", "tables", "layout", "layouts", "layouts.*", "spec", "inputs", "masks", "dropout", "merge", "cost", "backend", "tracing")
+CORE = ("errors", "tables", "frozen", "layout", "layouts", "layouts.*", "spec", "inputs", "masks", "dropout", "merge", "cost", "backend", "tracing")
 
 # Beside the kernels: what several of them use, and what launches them. Every other module there is a kernel's own, and
 # kernels import from these alone, never from each other.
@@ -43,8 +43,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "layout": ("layouts.*",),
     "layouts": ("layout", "layouts.*"),
     "layouts.*": ("layout", "layouts.*", "spec"),
-    "spec": ("layout",),
-    "inputs": ("spec", "layout"),
+    "spec": ("layout", "frozen"),
+    "inputs": ("spec", "layout", "frozen"),
     "masks": ("spec", "inputs", "layout", "layouts.*"),
     "dropout": (),
     "merge": (),

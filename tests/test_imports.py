@@ -16,7 +16,22 @@ import attnzoo
 
 PACKAGE = Path(attnzoo.__file__).parent
 
-CORE = ("errors", "tables", "frozen", "layout", "layouts", "layouts.*", "spec", "inputs", "masks", "dropout", "merge", "cost", "backend", "tracing")
+CORE = (
+    "errors",
+    "tables",
+    "frozen",
+    "layout",
+    "layouts",
+    "layouts.*",
+    "spec",
+    "inputs",
+    "masks",
+    "dropout",
+    "merge",
+    "cost",
+    "backend",
+    "tracing",
+)
 
 # Beside the kernels: what several of them use, and what launches them. Every other module there is a kernel's own, and
 # kernels import from these alone, never from each other.

@@ -132,9 +132,9 @@ def only_compile(capability: tuple[int, int], processors: int) -> None:
 
     from attnzoo.backends.triton import launch, launchers, problem
 
-    def compile_source(self: Any, programs: int, arguments: Any, constants: Any, variant: Any) -> None:
+    def compile_source(self: Any, plan: Any, arguments: Any, aligned: Any, types: Any) -> None:
         target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
-        triton.compile(self.source(arguments, constants, variant.aligned), target=target, options=variant.tile.options)
+        triton.compile(self.source(arguments, plan.constants, aligned), target=target, options=plan.tile.options)
 
     launch.Kernel.launch = compile_source  # type: ignore[method-assign]
     problem.capability_of = lambda device: capability
@@ -353,6 +353,7 @@ def runs_of(kernel: str, dim: int, causal: bool, tile: tuple[int, ...], device: 
 
     table.HOPPER[kernel] = {256: table.Tile(*tile)}
     table.tile_for.cache_clear()
+    problem.facts_of.cache_clear()
     heads, batch = (WIDTH // dim, max(1, TOKENS // length)) if device == "cuda" else (2, 1)
     q, k, v, g = [torch.randn(batch, length, heads, dim, device=device).to(torch.bfloat16).transpose(1, 2) for _ in range(4)]
     spec = AttentionSpec.of(q, k, v, causal=causal)
@@ -389,7 +390,7 @@ def tune(length: int = 4096) -> None:
 
 def adopt(rows: list[tuple[str, int, bool, list[tuple[float, tuple[int, ...]]]]]) -> None:
     """Put the tiles that are best with and without causal together into the table, for what else runs here."""
-    from attnzoo.backends.triton import table
+    from attnzoo.backends.triton import problem, table
 
     for kernel in CANDIDATES:
         table.HOPPER[kernel] = {}
@@ -399,6 +400,7 @@ def adopt(rows: list[tuple[str, int, bool, list[tuple[float, tuple[int, ...]]]]]
         table.HOPPER[kernel][dim] = table.Tile(*best)
         print(f"adopted {kernel} D={dim}: {best}", flush=True)
     table.tile_for.cache_clear()
+    problem.facts_of.cache_clear()
 
 
 def compare(lengths: tuple[int, ...] = (2048, 8192), dims: tuple[int, ...] = (64, 128)) -> None:

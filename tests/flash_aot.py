@@ -69,9 +69,10 @@ def record(
     dtype: torch.dtype = torch.bfloat16,
     **options: Any,
 ) -> list[tuple[Any, ...]]:
-    """The launches of one call, forward and backward: kernel, arguments, constants, variant."""
+    """The launches of one call, forward and backward: kernel, plan, arguments, what is aligned, types."""
     launches: list[tuple[Any, ...]] = []
-    launch.Kernel.launch = lambda self, programs, *rest: launches.append((self, *rest))  # type: ignore[method-assign]
+    launch.Kernel.launch = lambda *parts: launches.append(parts)  # type: ignore[method-assign]
+    problem.facts_of.cache_clear()
     problem.capability_of = lambda device: capability
     launchers.processors_of = lambda device: 132 if q_len < LENGTH else 4
     q = torch.zeros(1, 4, q_len, head_dim, dtype=dtype, requires_grad=q_len == LENGTH)
@@ -84,11 +85,11 @@ def record(
     return launches
 
 
-def facts_of(kernel: Any, arguments: Any, constants: Any, variant: Any) -> dict[str, Any]:
+def facts_of(kernel: Any, plan: Any, arguments: Any, aligned: Any, _types: Any) -> dict[str, Any]:
     """Registers, spills, shared memory and instruction counts of one launch."""
-    source = kernel.source(arguments, constants, variant.aligned)
-    target = GPUTarget("cuda", 10 * variant.capability[0] + variant.capability[1], 32)
-    compiled = triton.compile(source, target=target, options=variant.tile.options)
+    source = kernel.source(arguments, plan.constants, aligned)
+    target = GPUTarget("cuda", 10 * plan.capability[0] + plan.capability[1], 32)
+    compiled = triton.compile(source, target=target, options=plan.tile.options)
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()

@@ -7,8 +7,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnzoo.backends.triton.launch import Kernel
-from attnzoo.backends.triton.problem import Problem, is_wide, strided
+from attnzoo.backends.triton.launch import Kernel, Plan
+from attnzoo.backends.triton.problem import Facts, Problem, is_wide, strided
 from attnzoo.backends.triton.tiles import dot, dropout_tile, exp_above, first_stat, head_of, load_rows, score_tile
 
 
@@ -109,44 +109,50 @@ def backward_bias_kernel(
 KERNEL = Kernel(backward_bias_kernel)
 
 
+def plan(facts: Facts, wide: bool, summed: str | None) -> Plan:
+    spec, tile = facts.spec, facts.tile("backward_bias")
+    constants = {**facts.constants(tile, SUMMED=summed), "WIDE": wide}
+    batch, heads = (facts.spec.bias or (1, 1))[:2] if summed is None else (spec.batch, spec.q_heads)
+    row_programs = 1 if summed == "rows" else -(-spec.q_len // tile.block_m)
+    column_programs = 1 if summed == "columns" else -(-spec.kv_len // tile.block_n)
+    programs = batch * heads * row_programs * column_programs
+    return facts.new_plan(KERNEL, tile, constants, facts.sizes(1, spec.q_heads), programs)
+
+
 def backward_bias(problem: Problem, grad_o: Tensor, stats: tuple[Tensor, Tensor]) -> Tensor:
     """The gradient of the bias, in its shape and dtype."""
-    spec, tile, bias = problem.spec, problem.tile("backward_bias"), problem.inputs.bias
+    spec, facts, bias = problem.spec, problem.facts, problem.inputs.bias
     assert bias is not None
     if 0 in (spec.batch, spec.q_heads, spec.q_len, spec.kv_len):
         return torch.zeros_like(bias)
     batch, heads, rows, columns = bias.shape
-    row_tiles, column_tiles = -(-spec.q_len // tile.block_m), -(-spec.kv_len // tile.block_n)
+    tile, g_rows = facts.tile("backward_bias"), strided(grad_o)
     if columns == 1:  # fp32 parts, summed below: a walk over whole rows of one head keeps the card busy
         summed, parts = "columns", stats[0].new_empty(spec.batch, spec.q_heads, spec.q_len, 1)
-        walk = (1, 1, 1, column_tiles)
+        walk = (1, 1, 1, -(-spec.kv_len // tile.block_n))
     elif rows == 1:
         summed, parts = "rows", stats[0].new_empty(spec.batch, spec.q_heads, 1, spec.kv_len)
-        walk = (1, 1, row_tiles, 1)
+        walk = (1, 1, -(-spec.q_len // tile.block_m), 1)
     else:
         summed, parts = None, bias.new_empty(bias.shape)
         walk = (spec.batch // batch, spec.q_heads // heads, 1, 1)
-    tensors = {"q": problem.q, "k": problem.k, "v": problem.v, "grad_o": strided(grad_o)}
-    constants = {**problem.constants(tile, SUMMED=summed), "WIDE": is_wide(*tensors.values())}
-    strides = [stride if size > 1 else 0 for size, stride in zip(parts.shape, parts.stride())]
+    planned = facts.plan(plan, facts.is_wide or is_wide(g_rows), summed)
     arguments = (
         problem.q,
         problem.k,
         problem.v,
-        tensors["grad_o"],
-        (parts, *strides),
+        g_rows,
+        (parts, *parts.stride()),
         *stats,
         problem.mask,
         problem.bias,
         problem.segments,
         problem.dropout,
-        problem.sizes(1, spec.q_heads),
-        problem.band,
+        planned.sizes,
+        facts.band,
         walk,
-        problem.scale,
-        problem.softcap,
+        facts.scale,
+        spec.softcap,
     )
-    owners = spec.batch // walk[0] * (spec.q_heads // walk[1])
-    programs = owners * -(-row_tiles // walk[2]) * -(-column_tiles // walk[3])
-    KERNEL.launch(programs, arguments, constants, problem.variant(tile, constants, {**tensors, "mask": problem.mask, "bias": problem.bias}))
+    planned.launch(arguments, problem.aligned(g_rows), problem.types)
     return parts.sum_to_size(bias.shape).to(bias.dtype)

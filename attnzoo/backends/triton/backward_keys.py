@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnzoo.backends.triton.launch import Kernel
-from attnzoo.backends.triton.problem import Problem, is_wide, strided
+from attnzoo.backends.triton.launch import Kernel, Plan
+from attnzoo.backends.triton.problem import Facts, Problem, is_wide, strided
 from attnzoo.backends.triton.tiles import (
     dot,
     dropout_tile,
@@ -119,43 +119,37 @@ def backward_keys_kernel(
 KERNEL = Kernel(backward_keys_kernel)
 
 
+def plan(facts: Facts, wide: bool, has_grad_k: bool, has_grad_v: bool) -> Plan:
+    spec, tile = facts.spec, facts.tile("backward_keys")
+    first, last = facts.query_phases
+    constants = {**facts.constants(tile, FIRST_PHASE=first, LAST_PHASE=last, GROUPED=spec.group > 1), "WIDE": wide}
+    streamed = spec.q_len * (spec.head_dim + spec.value_dim) * spec.dtype.itemsize * spec.group
+    programs = spec.batch * spec.kv_heads * -(-spec.kv_len // tile.block_n)
+    return facts.new_plan(KERNEL, tile, constants, facts.sizes(streamed, spec.kv_heads), programs, has_grad_k, has_grad_v)
+
+
 def backward_keys(problem: Problem, grad_o: Tensor, stats: tuple[Tensor, Tensor], grad_k: Tensor | None, grad_v: Tensor | None) -> None:
     """Fill `grad_k` and `grad_v`, either of which may be None."""
-    spec, tile = problem.spec, problem.tile("backward_keys")
-    outputs = {"grad_k": None if grad_k is None else strided(grad_k), "grad_v": None if grad_v is None else strided(grad_v)}
-    tensors = {
-        "q": problem.q,
-        "k": problem.k,
-        "v": problem.v,
-        "grad_o": strided(grad_o),
-        "mask": problem.mask,
-        "bias": problem.bias,
-        **outputs,
-    }
-    wide = is_wide(*[tensor for name, tensor in tensors.items() if tensor is not None and name not in ("mask", "bias")])
-    constants = {
-        **problem.constants(tile, FIRST_PHASE=problem.query_phases[0], LAST_PHASE=problem.query_phases[1], GROUPED=spec.group > 1),
-        "WIDE": wide,
-    }
-    kv_heads = spec.q_heads // spec.group
-    streamed = spec.q_len * (spec.head_dim + spec.value_dim) * grad_o.element_size() * spec.group
+    facts, g_rows = problem.facts, strided(grad_o)
+    dk_rows, dv_rows = [None if grad is None else strided(grad) for grad in (grad_k, grad_v)]
+    given = [rows for rows in (g_rows, dk_rows, dv_rows) if rows is not None]
+    planned = facts.plan(plan, facts.is_wide or is_wide(*given), grad_k is not None, grad_v is not None)
     arguments = (
         problem.q,
         problem.k,
         problem.v,
-        tensors["grad_o"],
-        outputs["grad_k"],
-        outputs["grad_v"],
+        g_rows,
+        dk_rows,
+        dv_rows,
         *stats,
         problem.mask,
         problem.bias,
         problem.segments,
         problem.dropout,
-        problem.sizes(streamed, kv_heads),
-        problem.band,
-        problem.scale,
-        problem.softcap,
-        spec.scale,
+        planned.sizes,
+        facts.band,
+        facts.scale,
+        problem.spec.softcap,
+        problem.spec.scale,
     )
-    variant = problem.variant(tile, constants, tensors, grad_k is None, grad_v is None)
-    KERNEL.launch(spec.batch * kv_heads * -(-spec.kv_len // tile.block_n), arguments, constants, variant)
+    planned.launch(arguments, problem.aligned(*given), problem.types)

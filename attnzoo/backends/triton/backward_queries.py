@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnzoo.backends.triton.launch import Kernel
-from attnzoo.backends.triton.problem import Problem, is_wide, strided
+from attnzoo.backends.triton.launch import Kernel, Plan
+from attnzoo.backends.triton.problem import Facts, Problem, is_wide, strided
 from attnzoo.backends.triton.tiles import (
     dot,
     dropout_tile,
@@ -103,28 +103,33 @@ def backward_queries_kernel(
 KERNEL = Kernel(backward_queries_kernel)
 
 
+def plan(facts: Facts, wide: bool) -> Plan:
+    spec, tile = facts.spec, facts.tile("backward_queries")
+    constants = {**facts.constants(tile, FIRST_PHASE=facts.key_phase), "WIDE": wide}
+    streamed = spec.kv_len * (spec.head_dim + spec.value_dim) * spec.dtype.itemsize // spec.group
+    programs = spec.batch * spec.q_heads * -(-spec.q_len // tile.block_m)
+    return facts.new_plan(KERNEL, tile, constants, facts.sizes(streamed, spec.q_heads), programs)
+
+
 def backward_queries(problem: Problem, grad_o: Tensor, stats: tuple[Tensor, Tensor], grad_q: Tensor) -> None:
     """Fill `grad_q`."""
-    spec, tile = problem.spec, problem.tile("backward_queries")
-    streams = {"q": problem.q, "k": problem.k, "v": problem.v, "grad_o": strided(grad_o), "grad_q": strided(grad_q)}
-    constants = {**problem.constants(tile, FIRST_PHASE=problem.key_phase), "WIDE": is_wide(*streams.values())}
-    streamed = spec.kv_len * (spec.head_dim + spec.value_dim) * grad_o.element_size() // spec.group
+    facts, g_rows, dq_rows = problem.facts, strided(grad_o), strided(grad_q)
+    planned = facts.plan(plan, facts.is_wide or is_wide(g_rows, dq_rows))
     arguments = (
         problem.q,
         problem.k,
         problem.v,
-        streams["grad_o"],
-        streams["grad_q"],
+        g_rows,
+        dq_rows,
         *stats,
         problem.mask,
         problem.bias,
         problem.segments,
         problem.dropout,
-        problem.sizes(streamed, spec.q_heads),
-        problem.band,
-        problem.scale,
-        problem.softcap,
-        spec.scale,
+        planned.sizes,
+        facts.band,
+        facts.scale,
+        problem.spec.softcap,
+        problem.spec.scale,
     )
-    programs = spec.batch * spec.q_heads * -(-spec.q_len // tile.block_m)
-    KERNEL.launch(programs, arguments, constants, problem.variant(tile, constants, {**streams, "mask": problem.mask, "bias": problem.bias}))
+    planned.launch(arguments, problem.aligned(g_rows, dq_rows), problem.types)

@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnzoo.backends.triton.launch import Kernel
-from attnzoo.backends.triton.problem import Problem, strided
+from attnzoo.backends.triton.launch import Kernel, Plan
+from attnzoo.backends.triton.problem import Facts, Problem, strided
 from attnzoo.backends.triton.table import Tile
 
 
@@ -52,13 +52,17 @@ KERNEL = Kernel(combine_kernel)
 MOST_SPLITS = 128
 
 
-def combine(problem: Problem, parts: Tensor, part_lse: Tensor, o: Tensor, lse: Tensor) -> None:
-    """Fill `o` and `lse` from parts `(splits, B, Hq, Sq, Dv)` and `(splits, B, Hq, Sq)`."""
-    spec, splits = problem.spec, parts.shape[0]
+def plan(facts: Facts, splits: int) -> Plan:
+    spec = facts.spec
     block = 1 << (splits - 1).bit_length()
     tile = Tile(1, 1, 4 if block * spec.value_dim <= 2**14 else 8, 1)
-    constants = {"VALUE_DIM": spec.value_dim, "BLOCK_SPLITS": block}
-    tensors = {"o": strided(o)}
     rows = spec.batch * spec.q_heads * spec.q_len
-    arguments = (parts, part_lse, tensors["o"], lse, (spec.q_heads, spec.q_len, rows), splits)
-    KERNEL.launch(rows, arguments, constants, problem.variant(tile, constants, tensors))
+    constants = {"VALUE_DIM": spec.value_dim, "BLOCK_SPLITS": block}
+    return facts.new_plan(KERNEL, tile, constants, (spec.q_heads, spec.q_len, rows), rows)
+
+
+def combine(problem: Problem, parts: Tensor, part_lse: Tensor, o: Tensor, lse: Tensor) -> None:
+    """Fill `o` and `lse` from parts `(splits, B, Hq, Sq, Dv)` and `(splits, B, Hq, Sq)`."""
+    splits = parts.shape[0]
+    planned = problem.facts.plan(plan, splits)
+    planned.launch((parts, part_lse, strided(o), lse, planned.sizes, splits))

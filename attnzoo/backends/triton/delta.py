@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnzoo.backends.triton.launch import Kernel
-from attnzoo.backends.triton.problem import Problem, is_wide, strided
+from attnzoo.backends.triton.launch import Kernel, Plan
+from attnzoo.backends.triton.problem import Facts, Problem, is_wide, strided
 from attnzoo.backends.triton.table import Tile
 from attnzoo.backends.triton.tiles import LOG2E, ROW_PADDING, head_of, load_rows
 
@@ -66,27 +66,26 @@ KERNEL = Kernel(delta_kernel)
 TILE = Tile(64, 64, 4, 1)
 
 
+def plan(facts: Facts, wide: bool, has_grad_lse: bool, has_grad_sinks: bool) -> Plan:
+    spec = facts.spec
+    constants = {"VALUE_DIM": spec.value_dim, "BLOCK_M": TILE.block_m, "FOLDED": facts.folded, "WIDE": wide}
+    tiles = -(-spec.q_len // ROW_PADDING.value) * (ROW_PADDING.value // TILE.block_m)
+    programs = spec.batch * spec.q_heads * tiles
+    return facts.new_plan(KERNEL, TILE, constants, (spec.q_heads, spec.q_len), programs, has_grad_lse, has_grad_sinks)
+
+
 def row_statistics(
     problem: Problem, o: Tensor, grad_o: Tensor, lse: Tensor, grad_lse: Tensor | None
 ) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
     """`(pivot, delta)`, each `(B, Hq, padded Sq)` fp32, and the gradient of the sinks, `(Hq,)`, where the spec asks for it."""
     spec, sinks = problem.spec, problem.inputs.sinks
-    tiles = -(-spec.q_len // ROW_PADDING.value) * (ROW_PADDING.value // TILE.block_m)
-    pivot, delta = lse.new_empty(2, spec.batch, spec.q_heads, tiles * TILE.block_m).unbind()
-    parts = lse.new_empty(spec.batch, spec.q_heads, tiles) if "sinks" in spec.grads else None
-    tensors = {"o": strided(o), "grad_o": strided(grad_o)}
-    constants = {"VALUE_DIM": spec.value_dim, "BLOCK_M": TILE.block_m, "FOLDED": problem.folded, "WIDE": is_wide(*tensors.values())}
-    arguments = (
-        tensors["o"],
-        tensors["grad_o"],
-        lse,
-        None if grad_lse is None else (grad_lse, *grad_lse.stride()),
-        pivot,
-        delta,
-        sinks,
-        parts,
-        (spec.q_heads, spec.q_len),
-    )
-    variant = problem.variant(TILE, constants, tensors, grad_lse is None, parts is None)
-    KERNEL.launch(spec.batch * spec.q_heads * tiles, arguments, constants, variant)
+    o_rows, g_rows = strided(o), strided(grad_o)
+    has_grad_sinks = "sinks" in spec.grads
+    planned = problem.facts.plan(plan, is_wide(o_rows, g_rows), grad_lse is not None, has_grad_sinks)
+    padded = -(-spec.q_len // ROW_PADDING.value) * ROW_PADDING.value
+    pivot, delta = lse.new_empty(2, spec.batch, spec.q_heads, padded).unbind()
+    parts = lse.new_empty(spec.batch, spec.q_heads, padded // TILE.block_m) if has_grad_sinks else None
+    grad_lse_rows = None if grad_lse is None else strided(grad_lse)
+    arguments = (o_rows, g_rows, lse, grad_lse_rows, pivot, delta, sinks, parts, planned.sizes)
+    planned.launch(arguments, problem.aligned(o_rows, g_rows))
     return (pivot, delta), None if parts is None or sinks is None else parts.sum((0, 2)).to(sinks.dtype)

@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnzoo.backends.triton.launch import Kernel
-from attnzoo.backends.triton.problem import Problem, is_wide, strided
+from attnzoo.backends.triton.launch import Kernel, Plan
+from attnzoo.backends.triton.problem import Facts, Problem, is_wide, strided
 from attnzoo.backends.triton.tiles import (
     dot,
     dropout_tile,
@@ -107,28 +107,32 @@ def forward_kernel(
 KERNEL = Kernel(forward_kernel)
 
 
+def plan(facts: Facts, wide: bool) -> Plan:
+    spec, tile = facts.spec, facts.tile("forward")
+    constants = {**facts.constants(tile, FIRST_PHASE=facts.key_phase), "WIDE": wide}
+    streamed = spec.kv_len * (spec.head_dim + spec.value_dim) * spec.dtype.itemsize // spec.group
+    programs = spec.batch * spec.q_heads * -(-spec.q_len // tile.block_m)
+    return facts.new_plan(KERNEL, tile, constants, facts.sizes(streamed, spec.q_heads), programs)
+
+
 def forward(problem: Problem, o: Tensor, lse: Tensor) -> None:
     """Fill `o` and `lse`."""
-    spec, tile = problem.spec, problem.tile("forward")
-    tensors = {"q": problem.q, "k": problem.k, "v": problem.v, "o": strided(o), "mask": problem.mask, "bias": problem.bias}
-    wide = is_wide(problem.q, problem.k, problem.v, tensors["o"])
-    constants = {**problem.constants(tile, FIRST_PHASE=problem.key_phase), "WIDE": wide}
-    streamed = spec.kv_len * (spec.head_dim + spec.value_dim) * o.element_size() // spec.group
+    facts, o_rows = problem.facts, strided(o)
+    planned = facts.plan(plan, facts.is_wide or is_wide(o_rows))
     arguments = (
         problem.q,
         problem.k,
         problem.v,
-        tensors["o"],
+        o_rows,
         lse,
         problem.mask,
         problem.bias,
         problem.segments,
         problem.inputs.sinks,
         problem.dropout,
-        problem.sizes(streamed, spec.q_heads),
-        problem.band,
-        problem.scale,
-        problem.softcap,
+        planned.sizes,
+        facts.band,
+        facts.scale,
+        problem.spec.softcap,
     )
-    programs = spec.batch * spec.q_heads * -(-spec.q_len // tile.block_m)
-    KERNEL.launch(programs, arguments, constants, problem.variant(tile, constants, tensors))
+    planned.launch(arguments, problem.aligned(o_rows), problem.types)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Hashable
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import triton
@@ -32,55 +33,48 @@ TYPES = {
     torch.int64: "*i64",
 }
 VECTOR_BYTES = 16
+ROWS = ("q", "k", "v", "o", "grad_o", "grad_q", "grad_k", "grad_v")
 OWN = ("pivot_ptr", "delta_ptr")  # allocated by the launchers, hence aligned
 
 
-class Variant(NamedTuple):
-    """What tells apart the binaries of one kernel.
-
-    Attributes:
-        problem: whatever decides the types of the arguments and the constants.
-        aligned: the tensor tuples whose pointer and strides are multiples of 16 bytes.
-    """
-
-    problem: Hashable
-    aligned: tuple[str, ...]
-    tile: Tile
-    capability: tuple[int, int]
-    device: int | None
-
-
 class Kernel:
-    """A jit function and its compiled variants.
+    """A jit function and its binaries.
 
     Args:
-        fn: its parameters in the order pointers and tensor tuples, scalars, constexprs.
+        fn: its parameters in the order pointers and tensor tuples, sizes, scalars, constexprs.
     """
 
     def __init__(self, fn: Any) -> None:
         self.fn = fn
-        self._compiled: dict[Hashable, Any] = {}
+        self._binaries: dict[Hashable, Any] = {}
         self._lock = threading.Lock()
 
-    def launch(self, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any], variant: Variant) -> None:
-        """Run `programs` programs on the device's current stream; arguments are those that are not constexpr."""
-        if not programs:
+    def launch(self, plan: Plan, arguments: tuple[Any, ...], aligned: tuple[str, ...], types: tuple[Any, ...]) -> None:
+        """Run the plan's programs on the current stream of its device, which is the current one.
+
+        Args:
+            arguments: those that are not constexpr.
+            aligned: what is in whole vectors: "rows", which stands for all of ROWS, "mask", "bias".
+            types: what decides the types of the arguments, beyond the plan.
+        """
+        if not plan.programs:
             return
         if INTERPRETED:
-            self.fn[(programs,)](*arguments, **constants)
+            self.fn[(plan.programs,)](*arguments, **plan.constants)
             return
-        compiled = self._compiled.get(variant)
-        if compiled is None:
-            compiled = self._compile(arguments, constants, variant)
-        compiled[(programs, 1, 1)](*arguments, *constants.values())
+        binary = plan.binaries.get((aligned, types))
+        if binary is None:
+            binary = plan.binaries[aligned, types] = self._binary(plan, arguments, aligned, types)
+        binary[plan.grid](*arguments, *plan.constants.values())
 
-    def _compile(self, arguments: tuple[Any, ...], constants: dict[str, Any], variant: Variant) -> Any:
+    def _binary(self, plan: Plan, arguments: tuple[Any, ...], aligned: tuple[str, ...], types: tuple[Any, ...]) -> Any:
+        key = (plan.types, types, tuple(plan.constants.values()), aligned, plan.tile, plan.device)
         with self._lock:
-            if variant not in self._compiled:
-                target = GPUTarget("cuda", 10 * variant.capability[0] + variant.capability[1], 32)
-                source = self.source(arguments, constants, variant.aligned)
-                self._compiled[variant] = triton.compile(source, target=target, options=variant.tile.options)
-        return self._compiled[variant]
+            if key not in self._binaries:
+                target = GPUTarget("cuda", 10 * plan.capability[0] + plan.capability[1], 32)
+                source = self.source(arguments, plan.constants, aligned)
+                self._binaries[key] = triton.compile(source, target=target, options=plan.tile.options)
+        return self._binaries[key]
 
     def source(self, arguments: tuple[Any, ...], constants: dict[str, Any], aligned: tuple[str, ...]) -> ASTSource:
         """What is compiled for such arguments; they are looked at for their types alone."""
@@ -96,7 +90,7 @@ class Kernel:
                 continue
             integer = "i64" if isinstance(argument[0], Tensor) else "i32"  # strides, sizes
             signature[name] = tuple([_type_of(part, integer, (place, n), constexprs) for n, part in enumerate(argument)])
-            if name in aligned:
+            if name in aligned or (name in ROWS and "rows" in aligned):
                 units = [VECTOR_BYTES, *[VECTOR_BYTES // argument[0].element_size()] * (len(argument) - 1)]
                 attrs.update({(place, n): [["tt.divisibility", unit]] for n, unit in enumerate(units) if (place, n) not in constexprs})
         for name, value in constants.items():
@@ -112,3 +106,32 @@ def _type_of(value: Any, integer: str, path: tuple[int, ...], constexprs: dict[t
     if isinstance(value, Tensor):
         return TYPES[value.dtype]
     return "fp32" if isinstance(value, float) else integer
+
+
+@dataclass(eq=False, slots=True)
+class Plan:
+    """One kernel for one spec: what does not depend on the tensors, and the binaries that were needed so far.
+
+    Attributes:
+        constants: the constexprs, in the order of the parameters.
+        sizes: the kernel's argument of that name.
+        types: what decides the types of the arguments.
+    """
+
+    kernel: Kernel
+    tile: Tile
+    constants: dict[str, Any]
+    sizes: tuple[int, ...]
+    programs: int
+    types: tuple[Any, ...]
+    capability: tuple[int, int]
+    device: torch.device
+    binaries: dict[Hashable, Any] = field(default_factory=dict)
+    grid: tuple[int, int, int] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.grid = (self.programs, 1, 1)
+
+    def launch(self, arguments: tuple[Any, ...], aligned: tuple[str, ...] = (), types: tuple[Any, ...] = ()) -> None:
+        """See `Kernel.launch`."""
+        self.kernel.launch(self, arguments, aligned, types)

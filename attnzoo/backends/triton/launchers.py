@@ -15,7 +15,7 @@ from attnzoo.backends.triton.backward_queries import backward_queries
 from attnzoo.backends.triton.combine import MOST_SPLITS, combine
 from attnzoo.backends.triton.delta import row_statistics
 from attnzoo.backends.triton.forward import forward as forward_whole
-from attnzoo.backends.triton.problem import Problem
+from attnzoo.backends.triton.problem import Facts, Problem
 from attnzoo.backends.triton.split import split_forward
 from attnzoo.backends.triton.table import Tile
 from attnzoo.inputs import AttentionInputs
@@ -32,7 +32,7 @@ def forward(spec: AttentionSpec, inputs: AttentionInputs, o: Tensor) -> tuple[Te
     lse = torch.empty(spec.batch, spec.q_heads, spec.q_len, dtype=torch.float32, device=spec.device)
     with on_device(spec.device):
         problem = Problem(spec, inputs)
-        plan = split_plan(problem)
+        plan = split_plan(problem.facts)
         if plan is None:
             forward_whole(problem, o, lse)
             return o, lse
@@ -47,16 +47,17 @@ def forward(spec: AttentionSpec, inputs: AttentionInputs, o: Tensor) -> tuple[Te
     return o, lse
 
 
-def split_plan(problem: Problem) -> tuple[Tile, int] | None:
+@lru_cache(maxsize=1024)
+def split_plan(facts: Facts) -> tuple[Tile, int] | None:
     """Tile and number of splits where few queries or few heads would leave the card idle, else None."""
-    spec = problem.spec
+    spec = facts.spec
     heads = spec.batch * spec.q_heads
     processors = processors_of(spec.device)
-    whole_tiles = heads * -(-spec.q_len // problem.tile("forward").block_m)
+    whole_tiles = heads * -(-spec.q_len // facts.tile("forward").block_m)
     if spec.q_len > MOST_PACKED and 2 * whole_tiles > processors:
         return None
     rows = spec.q_len * spec.group
-    tile = problem.tile("split" if rows <= problem.tile("split").block_m else "split_wide")
+    tile = facts.tile("split" if rows <= facts.tile("split").block_m else "split_wide")
     tiles = heads // spec.group * -(-rows // tile.block_m)
     blocks = -(-spec.kv_len // tile.block_n)
     most = min(MOST_SPLITS, max(1, blocks // FEWEST_BLOCKS))
@@ -64,7 +65,6 @@ def split_plan(problem: Problem) -> tuple[Tile, int] | None:
     return None if splits == 1 and spec.q_len > MOST_PACKED else (tile, splits)
 
 
-@lru_cache(maxsize=1024)
 def best_splits(tiles: int, most: int, slots: int) -> int:
     """The smallest number of splits that keeps the slots nearly as busy as the best one does."""
     if not 0 < tiles < slots:

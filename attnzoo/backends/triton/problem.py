@@ -1,14 +1,15 @@
-"""Problem: a call as the kernels take it, made once a call from the spec and the inputs."""
+"""A call as the kernels take it: Facts, made once a spec, and Problem, made of its tensors once a call."""
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnzoo.backends.triton.launch import INTERPRETED, Variant
+from attnzoo.backends.triton.launch import INTERPRETED, Kernel, Plan
 from attnzoo.backends.triton.segments import segment_bounds
 from attnzoo.backends.triton.table import INTERPRETER, Tile, tile_for
 from attnzoo.inputs import AttentionInputs
@@ -17,42 +18,27 @@ from attnzoo.spec import AttentionSpec
 LOG2E = 1.4426950408889634
 LARGEST_TILE = 256  # rows
 L2_BYTES = 20 * 2**20  # of keys and values that programs running at one time may walk; an H200 has 50 MiB
+VECTOR = 15  # the low bits that are 0 in a multiple of 16 bytes
 
 
-class Problem:
-    """What all kernels of one call share: tensor tuples, scalars, and the facts that choose their variant."""
+class Facts:
+    """What the spec alone decides: scalars, walks, and the plan of each kernel."""
 
-    def __init__(self, spec: AttentionSpec, inputs: AttentionInputs) -> None:
+    def __init__(self, spec: AttentionSpec, precision: str) -> None:
         self.spec = spec
-        self.inputs = inputs
-        self.device = spec.device
+        self.precision = precision
         self.capability = INTERPRETER if INTERPRETED else capability_of(spec.device)
-        self.q, self.k, self.v = strided(inputs.q), strided(inputs.k), strided(inputs.v)
-        self.mask = paired(inputs.mask)
-        self.bias = paired(inputs.bias)
-        self.segments = self._segments()
-        self.dropout = self._dropout()
         self.band = binding_band(spec)
         self.folded = spec.softcap is None and spec.bias is None and spec.sinks_dtype is None and spec.scale > 0.0
         self.scale = spec.scale * LOG2E if self.folded else spec.scale
-        self.softcap = spec.softcap
-        self.precision = dot_precision(spec.dtype)
-
-    def _segments(self) -> tuple[Any, ...] | None:
-        q_ids, kv_ids = self.inputs.q_segment_ids, self.inputs.kv_segment_ids
-        if q_ids is None or kv_ids is None:
-            return None
-        q_bounds = segment_bounds(q_ids, self.capability)
-        kv_bounds = q_bounds if kv_ids is q_ids else segment_bounds(kv_ids, self.capability)
-        return (q_ids, *q_ids.stride(), kv_ids, *kv_ids.stride(), q_bounds, kv_bounds)
-
-    def _dropout(self) -> tuple[Any, ...] | None:
-        p = self.spec.dropout_p
-        if not p:
-            return None
-        threshold = int(p * 2**32)
-        signed = threshold - 2**32 if threshold >= 2**31 else threshold  # the kernel reads it as 32 unsigned bits
-        return self.inputs.dropout_seed, signed, 1.0 / (1.0 - p)
+        sizes = ((spec.q_heads, spec.q_len), (spec.kv_heads, spec.kv_len), (spec.kv_heads, spec.kv_len))
+        self.strides = [
+            (b if spec.batch > 1 else 0, h if heads > 1 else 0, m if rows > 1 else 0)
+            for (b, h, m, _), (heads, rows) in zip(spec.strides, sizes)
+        ]
+        self.are_vectors = not any([stride * spec.dtype.itemsize & VECTOR for strides in self.strides for stride in strides])
+        self.is_wide = any([strides[2] >= 2**31 // LARGEST_TILE for strides in self.strides])
+        self._plans: dict[Any, Plan] = {}
 
     @property
     def key_phase(self) -> int:
@@ -66,7 +52,7 @@ class Problem:
         return first, max(first, 1 if self.band[0] is None else 2)
 
     def _first_phase(self, lower: int | None) -> int:
-        if self.inputs.mask is not None or self.segments is not None:
+        if self.spec.mask is not None or self.spec.segments:
             return 2
         return 1 if lower is None else 0
 
@@ -83,10 +69,9 @@ class Problem:
 
     def constants(self, tile: Tile, **more: Any) -> dict[str, Any]:
         """The constexprs that every kernel over tiles of the score matrix takes, in their order."""
-        spec = self.spec
         return {
-            "HEAD_DIM": spec.head_dim,
-            "VALUE_DIM": spec.value_dim,
+            "HEAD_DIM": self.spec.head_dim,
+            "VALUE_DIM": self.spec.value_dim,
             "BLOCK_M": tile.block_m,
             "BLOCK_N": tile.block_n,
             **more,
@@ -94,20 +79,67 @@ class Problem:
             "PRECISION": self.precision,
         }
 
-    @cached_property
-    def types(self) -> tuple[Any, ...]:
-        """What decides the types of the arguments."""
-        spec, segments = self.spec, self.segments
-        ids = None if segments is None else (segments[0].dtype, segments[3].dtype)
-        tables = tuple([tuple([part is None for part in table]) for table in (self.mask, self.bias)])
-        absent = tuple([bound is None for bound in self.band])
-        return spec.dtype, spec.bias_dtype, spec.sinks_dtype, spec.softcap is None, self.dropout is None, ids, tables, absent
+    def plan(self, make: Callable[..., Plan], *choices: Any) -> Plan:
+        """`make(self, *choices)`, made once."""
+        plan = self._plans.get((make, choices))
+        if plan is None:
+            plan = self._plans[make, choices] = make(self, *choices)
+        return plan
 
-    def variant(self, tile: Tile, constants: dict[str, Any], tensors: dict[str, Any], *more: Any) -> Variant:
-        """The variant for these constants and named tensor tuples; `more` is what else differs in type."""
-        aligned = tuple([name for name, tensor in tensors.items() if tensor and is_aligned(tensor)])
-        facts = (self.types, tuple(constants.values()), more)
-        return Variant(facts, aligned, tile, self.capability, self.device.index)
+    def new_plan(self, kernel: Kernel, tile: Tile, constants: dict[str, Any], sizes: tuple[int, ...], programs: int, *types: Any) -> Plan:
+        """`types`: what else than the spec decides the types of the arguments."""
+        spec = self.spec
+        absent = tuple([bound is None for bound in self.band])
+        decides = (spec.dtype, spec.bias_dtype, spec.sinks_dtype, spec.softcap is None, spec.dropout_p > 0.0, absent, *types)
+        return Plan(kernel, tile, constants, sizes, programs, decides, self.capability, spec.device)
+
+
+class Problem:
+    """The tensors of one call as tuples, in the order in which the kernels take them apart."""
+
+    def __init__(self, spec: AttentionSpec, inputs: AttentionInputs) -> None:
+        facts = self.facts = facts_of(spec, dot_precision(spec.dtype))
+        self.spec = spec
+        self.inputs = inputs
+        q_strides, k_strides, v_strides = facts.strides
+        self.q = (inputs.q, *q_strides)
+        self.k = (inputs.k, *k_strides)
+        self.v = (inputs.v, *v_strides)
+        self.mask = self.bias = (None,)
+        self.segments = self.dropout = None
+        self.types: tuple[Any, ...] = ()
+        if inputs.mask is not None or inputs.bias is not None:
+            self.mask, self.bias = paired(inputs.mask), paired(inputs.bias)
+            self.types = tuple([part is None for part in (*self.mask, *self.bias)])
+        if inputs.q_segment_ids is not None and inputs.kv_segment_ids is not None:
+            self.segments = self._segments(inputs.q_segment_ids, inputs.kv_segment_ids)
+            self.types += (inputs.q_segment_ids.dtype, inputs.kv_segment_ids.dtype)
+        if spec.dropout_p:
+            self.dropout = self._dropout(spec.dropout_p)
+
+    def _segments(self, q_ids: Tensor, kv_ids: Tensor) -> tuple[Any, ...]:
+        q_bounds = segment_bounds(q_ids, self.facts.capability)
+        kv_bounds = q_bounds if kv_ids is q_ids else segment_bounds(kv_ids, self.facts.capability)
+        return (q_ids, *q_ids.stride(), kv_ids, *kv_ids.stride(), q_bounds, kv_bounds)
+
+    def _dropout(self, p: float) -> tuple[Any, ...]:
+        threshold = int(p * 2**32)
+        signed = threshold - 2**32 if threshold >= 2**31 else threshold  # the kernel reads it as 32 unsigned bits
+        return self.inputs.dropout_seed, signed, 1.0 / (1.0 - p)
+
+    def aligned(self, *others: tuple[Any, ...]) -> tuple[str, ...]:
+        """Which of "rows" (q, k, v and `others`, all of them), "mask" and "bias" are whole vectors of 16 bytes."""
+        inputs = self.inputs
+        are_vectors = self.facts.are_vectors and not (inputs.q.data_ptr() | inputs.k.data_ptr() | inputs.v.data_ptr()) & VECTOR
+        rows = ("rows",) if are_vectors and all([is_vector(other) for other in others]) else ()
+        if not self.types:
+            return rows
+        return (*rows, *[name for name, table in (("mask", self.mask), ("bias", self.bias)) if is_vector(table)])
+
+
+@lru_cache(maxsize=1024)
+def facts_of(spec: AttentionSpec, precision: str) -> Facts:
+    return Facts(spec, precision)
 
 
 @lru_cache(maxsize=64)
@@ -125,10 +157,8 @@ def dot_precision(dtype: torch.dtype) -> str:
 
 
 def strided(tensor: Tensor) -> tuple[Any, ...]:
-    """The tensor and the strides of its batches, heads and rows; 0 where there is one only."""
-    b, h, m, _ = tensor.stride()
-    batch, heads, rows, _ = tensor.shape
-    return tensor, b if batch > 1 else 0, h if heads > 1 else 0, m if rows > 1 else 0
+    """The tensor and the strides of its batches, heads and rows."""
+    return (tensor, *tensor.stride()[:3])
 
 
 def paired(table: Tensor | None) -> tuple[Any, ...]:
@@ -139,14 +169,14 @@ def paired(table: Tensor | None) -> tuple[Any, ...]:
     return table, b, h, m if table.shape[2] > 1 else None, None if n == 1 else n
 
 
-def is_aligned(tensor: tuple[Any, ...]) -> bool:
+def is_vector(tensor: tuple[Any, ...]) -> bool:
     """Whether the pointer and all strides of a tensor tuple are multiples of 16 bytes."""
     if tensor[0] is None:
         return False
     strides = 0
     for stride in tensor[1:]:
         strides |= stride or 0
-    return not (tensor[0].data_ptr() | strides * tensor[0].element_size()) & 15
+    return not (tensor[0].data_ptr() | strides * tensor[0].element_size()) & VECTOR
 
 
 def is_wide(*tensors: tuple[Any, ...]) -> bool:

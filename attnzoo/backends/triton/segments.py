@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnzoo.backends.triton.launch import Kernel, Variant
+from attnzoo.backends.triton.launch import Kernel, Plan
 from attnzoo.backends.triton.table import Tile
 from attnzoo.backends.triton.tiles import SEGMENT_TILE
 
@@ -38,6 +38,6 @@ def segment_bounds(ids: Tensor, capability: tuple[int, int]) -> Tensor:
     batch, length = ids.shape
     tiles = -(-length // TILE.block_m)
     bounds = torch.empty(batch, tiles, 2, dtype=torch.int64, device=ids.device)
-    variant = Variant(ids.dtype, (), TILE, capability, ids.device.index)
-    KERNEL.launch(batch * tiles, ((ids, *ids.stride()), bounds, length), {}, variant)
+    plan = Plan(KERNEL, TILE, {}, (length,), batch * tiles, (ids.dtype,), capability, ids.device)
+    plan.launch(((ids, *ids.stride()), bounds, length))
     return bounds

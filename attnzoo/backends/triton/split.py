@@ -6,8 +6,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnzoo.backends.triton.launch import Kernel
-from attnzoo.backends.triton.problem import Problem, is_wide, strided
+from attnzoo.backends.triton.launch import Kernel, Plan
+from attnzoo.backends.triton.problem import Facts, Problem
 from attnzoo.backends.triton.table import Tile
 from attnzoo.backends.triton.tiles import (
     dot,
@@ -121,35 +121,33 @@ def split_kernel(
 KERNEL = Kernel(split_kernel)
 
 
+def plan(facts: Facts, tile: Tile, splits: int) -> Plan:
+    spec = facts.spec
+    constants = {**facts.constants(tile, FIRST_PHASE=facts.key_phase), "WIDE": facts.is_wide}
+    tiles = -(-spec.q_len * spec.group // tile.block_m)
+    programs = splits * tiles * spec.batch * spec.kv_heads
+    return facts.new_plan(KERNEL, tile, constants, facts.sizes(1, spec.q_heads), programs, splits == 1)
+
+
 def split_forward(problem: Problem, tile: Tile, splits: int, o: Tensor, lse: Tensor) -> None:
-    """Fill `o` `(splits, B, Hq, Sq, Dv)` and `lse` `(splits, B, Hq, Sq)`."""
-    spec = problem.spec
-    tensors = {
-        "q": problem.q,
-        "k": problem.k,
-        "v": problem.v,
-        "o": (o, o.stride(0), *strided(o[0])[1:]),
-        "mask": problem.mask,
-        "bias": problem.bias,
-    }
-    constants = {**problem.constants(tile, FIRST_PHASE=problem.key_phase), "WIDE": is_wide(problem.k, problem.v)}
+    """Fill `o` `(splits, B, Hq, Sq, Dv)`, fp32 unless splits is 1, and `lse` `(splits, B, Hq, Sq)`."""
+    facts, o_rows = problem.facts, (o, *o.stride()[:4])
+    planned = facts.plan(plan, tile, splits)
     arguments = (
         problem.q,
         problem.k,
         problem.v,
-        tensors["o"],
+        o_rows,
         lse,
         problem.mask,
         problem.bias,
         problem.segments,
         problem.inputs.sinks,
         problem.dropout,
-        problem.sizes(1, spec.q_heads),
+        planned.sizes,
         splits,
-        problem.band,
-        problem.scale,
-        problem.softcap,
+        facts.band,
+        facts.scale,
+        problem.spec.softcap,
     )
-    tiles = -(-spec.q_len * spec.group // tile.block_m)
-    programs = splits * tiles * spec.batch * (spec.q_heads // spec.group)
-    KERNEL.launch(programs, arguments, constants, problem.variant(tile, constants, tensors, o.dtype))
+    planned.launch(arguments, problem.aligned(o_rows), problem.types)

@@ -8,9 +8,7 @@ from attnzoo.hookspecs import hookimpl
 
 @hookimpl
 def attnzoo_backends() -> list[Backend]:
-    from attnzoo.backends.flash import Flash
     from attnzoo.backends.naive import Naive
     from attnzoo.backends.tiled import Tiled
 
-    # never interpreted under its name: automatic choice would take Triton's interpreter for a backend of the CPU
-    return [Naive(), Tiled(), Flash(is_interpreted=False)]
+    return [Naive(), Tiled()]

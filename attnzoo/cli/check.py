@@ -21,6 +21,15 @@ class Profile(StrEnum):
     DEEP = "deep"
 
 
+class Sanitizer(StrEnum):
+    """The tools of compute-sanitizer."""
+
+    MEMCHECK = "memcheck"
+    RACECHECK = "racecheck"
+    INITCHECK = "initcheck"
+    SYNCCHECK = "synccheck"
+
+
 class DType(StrEnum):
     """Of q, k and v."""
 
@@ -56,6 +65,9 @@ def check(
     known_failure: Annotated[
         list[str] | None, typer.Option(metavar="GLOB=REASON", help="Cases known to fail; one that passes is a failure. May be repeated.")
     ] = None,
+    sanitizer: Annotated[
+        Sanitizer | None, typer.Option(help="Run under this tool of compute-sanitizer, on CUDA; slow: use --sample.")
+    ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the certificate there, as JSON.")] = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -67,11 +79,20 @@ def check(
 
     if output is not None and not output.parent.is_dir():
         raise typer.BadParameter(f"{output.parent} is no folder", param_hint="'--output'")
+    if sanitizer is not None and not device.startswith("cuda"):
+        raise typer.BadParameter(f"it looks at CUDA kernels, and the device is {device}", param_hint="'--sanitizer'")
     _require_packages()
     try:
         run = _run_of(device, device_name(device), profile, dtype or [], seeds, sample)
         distribution = _distribution(backend, device)
-        certificate = judge(backend, run, workers=processes, known_failures=known_failure or (), distribution=distribution)
+        certificate = judge(
+            backend,
+            run,
+            workers=processes,
+            known_failures=known_failure or (),
+            distribution=distribution,
+            sanitizer=sanitizer.value if sanitizer else None,
+        )
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None

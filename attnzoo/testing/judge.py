@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ __all__ = ["SuiteError", "device_name", "judge", "missing_packages"]
 NEEDED = {"pytest": "pytest", "xdist": "pytest-xdist", "hypothesis": "hypothesis"}
 VERSIONS = ("torch", "triton")
 STDERR = 2
+SANITIZER_FOUND = 86  # an exit code that nothing else here gives
 
 
 class SuiteError(RuntimeError):
@@ -31,26 +33,51 @@ def missing_packages() -> list[str]:
     return [package for module, package in NEEDED.items() if importlib.util.find_spec(module) is None]
 
 
-def judge(backend: str, run: Run, *, workers: str, known_failures: Sequence[str], distribution: dict[str, str]) -> Certificate:
+def judge(
+    backend: str,
+    run: Run,
+    *,
+    workers: str,
+    known_failures: Sequence[str],
+    distribution: dict[str, str],
+    sanitizer: str | None = None,
+) -> Certificate:
     """Run the whole kit; pytest's own output goes to stderr.
 
     Args:
         workers: of pytest-xdist: a number, or "auto"; 0 for none.
         known_failures: as `--attn-known-failure` takes them.
         distribution: name and version of what the backend comes from.
+        sanitizer: a tool of compute-sanitizer, under which the kit then runs; it must be on the PATH.
 
     Raises:
-        SuiteError: pytest was interrupted, or crashed.
+        SuiteError: pytest was interrupted, or crashed, or the sanitizer found an error.
     """
     with tempfile.TemporaryDirectory() as folder:
         record, settings = Path(folder, "record"), Path(folder, "pytest.ini")
         settings.write_text("[pytest]\n")  # so that no settings of the folder we stand in are read
-        command = [sys.executable, "-m", "pytest", "-c", str(settings), "-q", "-p", "no:cacheprovider", "-n", workers]
+        command = [
+            *sanitized(sanitizer),
+            sys.executable,
+            "-m",
+            "pytest",
+            "-c",
+            str(settings),
+            "-q",
+            "-p",
+            "no:cacheprovider",
+            "-n",
+            workers,
+        ]
         command += ["-p", "attnzoo.testing.recorder", "--attn-record", str(record)]
         command += ["--pyargs", "attnzoo.conformance", *options(backend, run)]
         command += [part for known in known_failures for part in ("--attn-known-failure", known)]
-        code = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=STDERR, env=environment(workers, folder), check=False).returncode
+        code = subprocess.run(
+            command, stdin=subprocess.DEVNULL, stdout=STDERR, env=environment(workers, folder, sanitizer), check=False
+        ).returncode
         lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()] if record.exists() else []
+    if sanitizer and code == SANITIZER_FOUND:
+        raise SuiteError(f"compute-sanitizer's {sanitizer} found errors, printed above: nothing is certified")
     if code not in (0, 1) or not lines:
         raise SuiteError(f"pytest ended with code {code} after {len(lines)} tests: nothing is certified")
     certificate = Certificate.of(lines, backend=backend, distribution=distribution, versions=versions(), run=run)
@@ -66,10 +93,22 @@ def options(backend: str, run: Run) -> list[str]:
     return chosen if run.sample is None else [*chosen, "--attn-sample", str(run.sample)]
 
 
-def environment(workers: str, folder: str) -> dict[str, str]:
+def sanitized(tool: str | None) -> list[str]:
+    """The words before a command that put it and its children under a tool of compute-sanitizer."""
+    if tool is None:
+        return []
+    found = shutil.which("compute-sanitizer")
+    if found is None:
+        raise SuiteError("compute-sanitizer is not on the PATH; it comes with the CUDA toolkit")
+    return [found, "--tool", tool, "--target-processes", "all", "--error-exitcode", str(SANITIZER_FOUND)]
+
+
+def environment(workers: str, folder: str, sanitizer: str | None = None) -> dict[str, str]:
     """This process's, less the options that the user gives every pytest; a thread a worker, else they fight for cores."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder  # it keeps files in the folder we stand in, else
+    if sanitizer:
+        environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # an allocation a tensor, so that its end is seen
     return environ if workers == "0" else {"OMP_NUM_THREADS": "1", **environ}
 
 

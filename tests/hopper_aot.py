@@ -97,6 +97,7 @@ def facts_of(run: Any) -> dict[str, Any]:
         sass = subprocess.run([tools / "cuobjdump", "-sass", cubin], capture_output=True, text=True, check=True).stdout
     used = re.search(r"Used (\d+) registers", log)
     return {
+        "triton": triton.__version__,
         "shared_bytes": compiled.metadata.shared,
         "registers": int(used[1]) if used else None,
         "spilled_bytes": sum(map(int, re.findall(r"(\d+) bytes spill", log))),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from attnzoo.backends.hopper.support import TRITONS
 from attnzoo.backends.hopper.tiles import backward_tile, forward_tile, padded_head_dim
 
 SCRIPT = Path(__file__).with_name("hopper_aot.py")
@@ -40,6 +41,8 @@ SPILLS = {
     "backward-128-half": 48,
     "backward-128-window": 128,
 }
+# What other versions of Triton add; the kernels are served under 3.6 alone.
+LATER_SPILLS = {"forward-64-ragged": 48, "backward-128-window": 160}
 
 
 def compile_all(names: tuple[str, ...]) -> dict[str, Any]:
@@ -80,8 +83,11 @@ def problems_of(name: str, facts: dict[str, Any]) -> list[str]:
     found = []
     if facts["serialised"]:
         found.append(f"ptxas serialises wgmma: {facts['serialised']}")
-    if facts["spilled_bytes"] > SPILLS.get(name, 0):
-        found.append(f"{facts['spilled_bytes']} bytes spill, {SPILLS.get(name, 0)} allowed")
+    allowed = SPILLS.get(name, 0)
+    if not facts["triton"].startswith(TRITONS):
+        allowed = max(allowed, LATER_SPILLS.get(name, 0))
+    if facts["spilled_bytes"] > allowed:
+        found.append(f"{facts['spilled_bytes']} bytes spill, {allowed} allowed")
     if facts["shared_bytes"] > SHARED_BYTES:
         found.append(f"{facts['shared_bytes']} bytes of shared memory, {SHARED_BYTES} at most")
     counts = facts["counts"]
@@ -104,7 +110,7 @@ def test_kernels_compile_tight(names: tuple[str, ...]) -> None:
 
 def test_problems_are_seen() -> None:
     counts = forward_counts(128, "dense") | {"HGMMA": 79, "UTMALDG": 8}
-    facts = {"serialised": ["C7511"], "spilled_bytes": 8, "shared_bytes": 232449, "counts": counts}
+    facts = {"triton": "3.6.0", "serialised": ["C7511"], "spilled_bytes": 8, "shared_bytes": 232449, "counts": counts}
     assert len(problems_of("forward-128-dense", facts)) == 4, f"four things are wrong, found {problems_of('forward-128-dense', facts)}"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-__all__ = ["DTYPES", "Blocks", "Problem", "Segments", "Sinks", "Table", "short_dtype"]
+__all__ = ["BROADCASTS", "DTYPES", "Blocks", "Problem", "Segments", "Sinks", "Table", "short_dtype"]
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 SHORT = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "float64": "fp64"}
@@ -21,6 +21,31 @@ class Printable:
     def __repr__(self) -> str:
         given = [f for f in fields(self) if getattr(self, f.name) != f.default]  # type: ignore[arg-type]
         return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in given)})"
+
+
+BROADCASTS = (
+    "bhqk",
+    "1hqk",
+    "b1qk",
+    "11qk",
+    "bh1k",
+    "1h1k",
+    "b11k",
+    "111k",
+    "bhq1",
+    "1hq1",
+    "b1q1",
+    "11q1",
+    "bh11",
+    "1h11",
+    "b111",
+    "1111",
+    "qk",
+    "q1",
+    "1k",
+    "11",
+)
+"""Every way in which a mask or bias may broadcast, as `Table.dims` spells it."""
 
 
 @dataclass(frozen=True, repr=False)

@@ -6,33 +6,11 @@ from dataclasses import replace
 from itertools import combinations
 
 from attnzoo.testing.case import Case
-from attnzoo.testing.problem import Blocks, Problem, Segments, Sinks, Table, short_dtype
+from attnzoo.testing.problem import BROADCASTS, Blocks, Problem, Segments, Sinks, Table, short_dtype
 
 DTYPES = ("float16", "bfloat16", "float32")
 INPUTS = ("q", "k", "v", "bias", "sinks")
 SUBSETS = [subset for size in range(len(INPUTS) + 1) for subset in combinations(INPUTS, size)]
-BROADCASTS = (
-    "bhqk",
-    "1hqk",
-    "b1qk",
-    "11qk",
-    "bh1k",
-    "1h1k",
-    "b11k",
-    "111k",
-    "bhq1",
-    "1hq1",
-    "b1q1",
-    "11q1",
-    "bh11",
-    "1h11",
-    "b111",
-    "1111",
-    "qk",
-    "q1",
-    "1k",
-    "11",
-)
 WITH_BIAS = ("q", "k", "v", "bias")
 
 FLAGS: dict[str, Problem] = {

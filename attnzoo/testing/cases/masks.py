@@ -5,31 +5,9 @@ from __future__ import annotations
 from itertools import product
 
 from attnzoo.testing.case import Case
-from attnzoo.testing.problem import Blocks, Problem, Segments, Table, short_dtype
+from attnzoo.testing.problem import BROADCASTS, Blocks, Problem, Segments, Table, short_dtype
 
 DTYPES = ("float16", "bfloat16", "float32")
-BROADCASTS = (
-    "bhqk",
-    "1hqk",
-    "b1qk",
-    "11qk",
-    "bh1k",
-    "1h1k",
-    "b11k",
-    "111k",
-    "bhq1",
-    "1hq1",
-    "b1q1",
-    "11q1",
-    "bh11",
-    "1h11",
-    "b111",
-    "1111",
-    "qk",
-    "q1",
-    "1k",
-    "11",
-)
 KINDS = ("random", "sparse", "all", "none", "padding", "left_padding", "triangle", "anti_triangle", "checker", "one_key")
 STORAGES = ("expand_batch", "expand_heads", "expand_length", "expand_all", "slack", "odd_rows", "step", "step_dim", "last_dim", "bshd")
 LSE = {"return_lse": True, "loss": "o+lse"}

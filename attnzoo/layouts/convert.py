@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from attnzoo.layout import BlockLayout, BlockLists, ElementRule, pack_bits
-from attnzoo.layouts.build import partial_blocks
+from attnzoo.layouts.build import band_keep, partial_blocks
 from attnzoo.layouts.mask_mod import MaskMod, evaluate_blocks
 from attnzoo.layouts.validation import block_size
 
@@ -97,11 +97,7 @@ def mask_mod_of(layout: BlockLayout) -> MaskMod:
         state = states[row, column]
         kept = state == PARTIAL
         if rule.band is not None:
-            left, right, diagonal = rule.band
-            if left is not None:
-                kept = kept & (j - i - diagonal >= -left)
-            if right is not None:
-                kept = kept & (j - i - diagonal <= right)
+            kept = kept & band_keep(i, j, rule.band)
         if rule.segments is not None:
             kept = kept & (rule.segments[0][b, i] == rule.segments[1][b, j])
         if rule.bits is not None:

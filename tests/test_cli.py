@@ -337,3 +337,14 @@ def test_table_takes_cells_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     out = capsys.readouterr().out
     assert "[bold]x[/bold]" in out
     assert "[title]" in out
+
+
+@pytest.mark.parametrize(("arguments", "tiles"), [([], 4), (["--causal"], 3)])
+def test_trace_shows_each_tile_and_ends_at_standard_attention(cli, arguments: list[str], tiles: int) -> None:
+    shown = cli("trace", *arguments)
+    assert shown.code == 0, shown.err
+    assert shown.out.count("queries ") == tiles, shown.out
+    assert all(word in shown.out for word in ("rescale", "output so far", "standard attention: they differ by at most")), shown.out
+    data = cli("trace", *arguments, "--format", "json").json()
+    assert len(data["steps"]) == tiles, data
+    assert data["difference"] < 1e-6, data["difference"]

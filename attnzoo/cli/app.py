@@ -14,6 +14,7 @@ from attnzoo.cli.info import info
 from attnzoo.cli.list_backends import list_backends
 from attnzoo.cli.new import new
 from attnzoo.cli.support import support
+from attnzoo.cli.trace import trace
 from attnzoo.errors import PluginError, UnknownBackendError
 
 app = typer.Typer(name="attnzoo", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False)
@@ -38,6 +39,7 @@ app.command("doctor")(doctor)
 app.command("explain")(explain)
 app.command("check")(check)
 app.command("support")(support)
+app.command("trace")(trace)
 app.command("new")(new)
 
 

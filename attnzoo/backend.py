@@ -158,13 +158,17 @@ class Backend(ABC):
     api_version: int = API_VERSION
     capabilities: Capabilities
 
+    def capabilities_on(self, device: str) -> Capabilities:
+        """What it claims on one type of device, such as "cuda": part of `capabilities`, or all of it, which is the default."""
+        return self.capabilities
+
     def unsupported_reasons(self, spec: AttentionSpec) -> list[str]:
         """Why this backend can't serve the call: all reasons, each with what was found and what is allowed.
 
         Decides from metadata alone. Empty means that `attend` gives the right answer. A subclass with rules
         beyond its capabilities extends this list.
         """
-        return self.capabilities.reasons_against(spec)
+        return self.capabilities_on(spec.device.type).reasons_against(spec)
 
     @abstractmethod
     def attend(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:

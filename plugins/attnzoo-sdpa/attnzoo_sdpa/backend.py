@@ -30,6 +30,13 @@ class Sdpa(Backend):
         self.name = name
         self.kernels = kernels
         self.capabilities = union([kernel.capabilities for kernel in kernels])
+        self.on_device = {
+            device: union([kernel.capabilities for kernel in kernels if device in kernel.capabilities.devices])
+            for device in self.capabilities.devices
+        }
+
+    def capabilities_on(self, device: str) -> Capabilities:
+        return self.on_device.get(device, self.capabilities)
 
     def unsupported_reasons(self, spec: AttentionSpec) -> list[str]:
         kernels = [kernel for kernel in self.kernels if kernel.serves_device(spec)]

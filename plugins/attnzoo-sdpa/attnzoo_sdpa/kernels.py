@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend
 from attnzoo import AttentionSpec, Capabilities
 from attnzoo.backend import FEATURES
 from attnzoo.tracing import constant_when_traced
-from attnzoo_sdpa.convert import Wants, band_kind, needs_table
+from attnzoo_sdpa.convert import Wants, needs_table
 
 __all__ = ["CPU_FLASH", "CUDNN", "EFFICIENT", "FLASH", "MATH", "Kernel"]
 
@@ -94,12 +94,7 @@ def trains_in_half(spec: AttentionSpec) -> bool:
 
 
 def flash_rules(spec: AttentionSpec) -> list[str]:
-    reasons = same_dim(spec) + nvidia(spec, (8, 0))
-    if band_kind(spec) == "table":
-        reasons.append("the window or alignment needs a mask, which torch's flash kernel for CUDA does not take: sdpa_efficient does")
-    elif band_kind(spec) == "causal" and spec.q_len != spec.kv_len:
-        reasons.append(f"q has length {spec.q_len} and k {spec.kv_len}: causal takes equal lengths here, sdpa_efficient takes any")
-    return reasons
+    return same_dim(spec) + nvidia(spec, (8, 0))
 
 
 def cudnn_rules(spec: AttentionSpec) -> list[str]:
@@ -169,8 +164,8 @@ FLASH = Kernel(
         devices=frozenset({"cuda"}),
         dtypes=HALF,
         head_dims=(1, 256),
-        forward=BANDS | {"grouped_heads", "deterministic"},
-        backward=BANDS | {"grouped_heads"},
+        forward=frozenset({"causal", "grouped_heads", "deterministic"}),  # whatever else shapes the scores needs a mask
+        backward=frozenset({"causal", "grouped_heads"}),
     ),
     flash_rules,
 )

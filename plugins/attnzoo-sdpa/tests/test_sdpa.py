@@ -13,6 +13,7 @@ import attnzoo
 from attnzoo import AttentionSpec, UnsupportedError
 from attnzoo.testing import Subject, run_case
 from attnzoo.testing.cases import CASES
+from attnzoo.testing.inputs import make_call
 
 kernels = pytest.importorskip("attnzoo_sdpa.kernels", reason="attnzoo-sdpa is not installed: pip install -e plugins/attnzoo-sdpa")
 convert = pytest.importorskip("attnzoo_sdpa.convert")
@@ -136,8 +137,8 @@ def test_what_torch_has_not_is_refused(name, feature, changes):
         ("sdpa_flash", "head_dim is 264", {"head_dim": 264, "value_dim": 264}),
         ("sdpa_flash", "value_dim is 16", {"value_dim": 16}),
         ("sdpa_flash", "mask (", {"mask": (1, 1, 16, 16)}),
-        ("sdpa_flash", "needs a mask", {"window": (1, 1)}),
-        ("sdpa_flash", "equal lengths", {"causal": True, "align": "top_left", "kv_len": 20}),
+        ("sdpa_flash", "window (", {"window": (1, 1)}),
+        ("sdpa_flash", "top_left (", {"causal": True, "align": "top_left", "kv_len": 20}),
         ("sdpa_flash", "deterministic", {"deterministic": True, "grads": ("q",)}),
         ("sdpa_flash", "empty", {"kv_len": 0}),
         ("sdpa_cudnn", "head_dim is 20", {"head_dim": 20}),
@@ -156,6 +157,35 @@ def test_what_a_cuda_kernel_has_not_is_refused(monkeypatch, name, part, changes)
     monkeypatch.setattr(kernels, "least_capability", lambda: (9, 0))
     found = reasons(name, on_cuda(**changes))
     assert any(part in reason for reason in found), f"{name} says {found}"
+
+
+CLAIMS = [case for case in CASES if case.check == "claim"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_what_is_claimed_on_a_device_is_what_it_serves(monkeypatch, name, device):
+    """The kit asks the same of a card; here the decisions alone."""
+    monkeypatch.setattr(kernels, "least_capability", lambda: (9, 0))
+    monkeypatch.setattr(kernels, "has_cudnn", lambda: True)
+    backend = attnzoo.get(name).backend
+    if device not in backend.capabilities.devices:
+        pytest.skip(f"{name} has no kernel for {device}")
+    claims = backend.capabilities_on(device)
+    for case in CLAIMS:
+        problem = dataclasses.replace(case.problem, dtype=str(min(claims.dtypes, key=str)).removeprefix("torch."))
+        asked = dataclasses.replace(Subject(name).spec(make_call(problem, torch.device("cpu"))), device=torch.device(device))
+        claimed = set(problem.features) <= (claims.backward if problem.grads else claims.forward)
+        found = backend.unsupported_reasons(asked)
+        assert claimed is not bool(found), f"{case.id} is {'claimed' if claimed else 'not claimed'}, the reasons against it are {found}"
+
+
+def test_a_device_has_its_own_claims():
+    flash = attnzoo.get("sdpa_flash").backend
+    assert "mask" in flash.capabilities_on("cpu").forward
+    assert "mask" not in flash.capabilities_on("cuda").forward
+    assert torch.float32 not in flash.capabilities_on("cuda").dtypes
+    assert flash.capabilities.devices == {"cpu", "cuda"}, "the claims of both, taken together"
 
 
 @pytest.mark.parametrize("name", ["sdpa_flash", "sdpa_cudnn", "sdpa_efficient"])

@@ -40,8 +40,9 @@ def uniform(x):
 
 @gluon.jit
 def dependency_wait():
-    """Wait until the kernel before, whose end this launch did not wait for, has finished and its writes are seen."""
-    gl.inline_asm_elementwise("griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=gl.int32, is_pure=False, pack=1)
+    """Wait until the kernel before, whose end this launch did not wait for, has finished; its writes are seen, by TMA too."""
+    wait: gl.constexpr = "griddepcontrol.wait; fence.proxy.async.global; mov.u32 $0, 0;"
+    gl.inline_asm_elementwise(wait, "=r", [], dtype=gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -51,8 +52,8 @@ def launch_dependents():
 
 
 # One lane of the warp asks for all: 0 -> 1 makes this warp the first; at 1 it waits until the first has published 2.
-# Relaxed: what follows is a TMA add, which bypasses L1 and leaves only after the answer. An acquire here, and waiting for
-# the halves of dq in turn, cost 10% of the backward at head dim 128 together.
+# The acquire pairs with the release in _PUBLISH, bar.warp.sync takes it from that lane to the one that issues the TMA add, and
+# the proxy fence from ordinary accesses to those of the copy engine; docs/hopper.md goes through it link by link.
 _CLAIM: gl.constexpr = gl.constexpr("""{
     .reg .pred other, done;
     .reg .b32 lane, state;
@@ -60,21 +61,23 @@ _CLAIM: gl.constexpr = gl.constexpr("""{
     setp.ne.u32 other, lane, 0;
     mov.u32 state, 2;
     @other bra ANSWER;
-    atom.relaxed.gpu.global.cas.b32 state, [$1], 0, 1;
+    atom.acquire.gpu.global.cas.b32 state, [$1], 0, 1;
 ASK:
     setp.ne.u32 done, state, 1;
     @done bra ANSWER;
-    ld.relaxed.gpu.global.u32 state, [$1];
+    ld.acquire.gpu.global.u32 state, [$1];
     bra ASK;
 ANSWER:
     shfl.sync.idx.b32 $0, state, 0, 31, -1;
+    bar.warp.sync -1;
+    fence.proxy.async.global;
 }""")
 
 _PUBLISH: gl.constexpr = gl.constexpr("""{
     .reg .pred first;
     .reg .b32 lane;
     cp.async.bulk.wait_group 0;
-    fence.proxy.async;
+    fence.proxy.async.global;
     bar.warp.sync -1;
     mov.u32 lane, %laneid;
     setp.eq.u32 first, lane, 0;

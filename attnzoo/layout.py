@@ -261,13 +261,18 @@ class BlockLayout:
         """For the backward: full and partial lists over `(batch, heads, block columns)`, whose indices are
         block rows, and for each transposed partial block its place in `partial` (empty where no bits are there)."""
         self.check_unmodified()
+        if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():  # what a graph makes has no values until it runs
+            return self.__dict__.get("_transposed") or self._make_transposed()
         return self._transposed
 
     @cached_property
     def _transposed(self) -> tuple[BlockLists, BlockLists, Tensor]:
+        return self._keep_transposed(*self._make_transposed())
+
+    def _make_transposed(self) -> tuple[BlockLists, BlockLists, Tensor]:
         full, _ = _transpose(self.full, self)
         partial, order = _transpose(self.partial, self)
-        return self._keep_transposed(full, partial, order if self.rule.bits is not None else order[:0])
+        return full, partial, order if self.rule.bits is not None else order[:0]
 
     def _keep_transposed(self, full: BlockLists, partial: BlockLists, order: Tensor) -> tuple[BlockLists, BlockLists, Tensor]:
         made = (full.offsets, full.indices, partial.offsets, partial.indices, order)
@@ -369,7 +374,7 @@ def _transpose(lists: BlockLists, layout: BlockLayout) -> tuple[BlockLists, Tens
     row = lists.row_of_each()
     rows, columns = max(layout.rows, 1), layout.columns
     column = (row // rows) * columns + lists.indices
-    order = torch.argsort(column, stable=True)  # rows ascend within a column, as they did before
-    counts = torch.bincount(column, minlength=layout.batch * layout.heads * columns)
-    offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
+    column, order = torch.sort(column, stable=True)  # rows ascend within a column, as they did before
+    every = torch.arange(layout.batch * layout.heads * columns + 1, device=column.device)
+    offsets = torch.searchsorted(column, every).to(torch.int32)  # bincount would wait for the device
     return BlockLists(offsets, (row % rows)[order].to(torch.int32)), order

@@ -41,6 +41,11 @@ SHARED = (
     "triton.problem",
     "triton.table",
     "triton.tiles",
+    "triton.delta",
+    "block_sparse_triton.launch",
+    "block_sparse_triton.launchers",
+    "block_sparse_triton.schedule",
+    "block_sparse_triton.tiles",
     "hopper.barriers",
     "hopper.launch",
     "hopper.names",
@@ -69,9 +74,14 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "explanation": ("cost", "registry", "errors", "spec", "tables", "backend"),
     "tracing": (),
     "api": ("tracing", "registry", "backend", "explanation", "inputs", "layout", "spec", "errors"),
-    **{f"backends.{shared}": (*CORE, "backends.triton.*", "backends.hopper.*", "backends.recompute") for shared in SHARED},
+    **{
+        f"backends.{shared}": (*CORE, "backends.triton.*", "backends.block_sparse_triton.*", "backends.hopper.*", "backends.recompute")
+        for shared in SHARED
+    },
     "backends.triton": (),
     "backends.triton.*": tuple(f"backends.{shared}" for shared in SHARED if shared.startswith("triton.")),
+    "backends.block_sparse_triton": (),
+    "backends.block_sparse_triton.*": tuple(f"backends.{shared}" for shared in SHARED if not shared.startswith("hopper.")) + ("layout",),
     "backends.hopper.support": ("spec", "tracing"),
     "backends.hopper.*": tuple(f"backends.{shared}" for shared in SHARED),
     "backends": (*CORE, "hookspecs", "backends.*"),
@@ -151,7 +161,7 @@ def test_arrow_reader_sees_imports_in_functions_and_skips_types(tmp_path: Path) 
     assert own_imports(file) == {"spec", "cost", "__init__"}
 
 
-KERNELS = [name for name in MODULES if name.startswith(("backends.triton.", "backends.hopper."))]
+KERNELS = [name for name in MODULES if name.startswith(("backends.triton.", "backends.block_sparse_triton.", "backends.hopper."))]
 
 
 @pytest.mark.parametrize("name", KERNELS)

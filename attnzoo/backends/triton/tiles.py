@@ -18,6 +18,8 @@ LOG2E = tl.constexpr(1.4426950408889634)
 LN2 = tl.constexpr(0.6931471805599453)
 SEGMENT_TILE = tl.constexpr(64)
 ROW_PADDING = tl.constexpr(128)
+COARSE = tl.constexpr(1024.0)
+"""An lse beyond this is rounded to more than 2^-14, and from 1e8 on it no longer tells one key from a thousand."""
 
 
 @triton.jit

@@ -1,0 +1,1 @@
+"""Portable Triton kernels over a block layout."""

@@ -1,0 +1,110 @@
+"""Schedule: what launches need of a layout beyond its own lists, made once a layout, on its device, without reading it back."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnzoo.layout import BlockLayout, BlockLists
+
+FARTHEST = 2**30  # no distance of two positions reaches it, and sums with one stay within 32 bits
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """A layout as the kernels take it (see `tiles.py`).
+
+    Attributes:
+        rows, columns: the `lists` of rows and of columns of blocks.
+        row_shape, column_shape: their `shape`.
+        rule: packed bits; `low` and `high` of the stored band, which keeps `low <= j - i <= high`; q ids and the stride of
+            their batches, kv ids and theirs. None for what the layout doesn't have.
+        types: what of this decides the types of a kernel's arguments.
+        made: the event after which the tensors made here hold their values, and the stream that has it; None on CPU.
+    """
+
+    rows: tuple[Any, ...]
+    columns: tuple[Any, ...]
+    row_shape: tuple[int, int, int]
+    column_shape: tuple[int, int, int]
+    rule: tuple[Any, ...]
+    types: tuple[Any, ...]
+    made: tuple[Any, Any] | None
+
+    @classmethod
+    def of(cls, layout: BlockLayout) -> Schedule:
+        """The layout's schedule. One that is made while a graph is captured holds values only once the graph has run, so it
+        is not kept."""
+        kept = _kept.get(layout)
+        if kept is None:
+            kept = _made(layout)
+            if not _is_capturing(layout.device):
+                _kept[layout] = kept
+        elif kept.made is not None and not _is_capturing(layout.device):  # a capture begins with a wait for everything
+            event, stream = kept.made
+            current = torch.cuda.current_stream(stream.device)
+            if current != stream:
+                current.wait_event(event)
+        return kept
+
+
+_kept: weakref.WeakKeyDictionary[BlockLayout, Schedule] = weakref.WeakKeyDictionary()
+
+
+def _made(layout: BlockLayout) -> Schedule:
+    by_column, by_column_partial, order = layout.transposed
+    rule = layout.rule
+    places = None if rule.bits is None else order.to(torch.int32)
+    ids: tuple[Any, ...] = (None, None, None, None)
+    if rule.segments is not None:
+        ids = tuple([part for each in rule.segments for part in (each, each.stride(0) if layout.batch > 1 else 0)])
+    parts = (rule.bits, *_band(layout), *ids)
+    heads = layout.batch * layout.heads
+    return Schedule(
+        rows=_lists(layout.full, layout.partial, heads, layout.rows, None),
+        columns=_lists(by_column, by_column_partial, heads, layout.columns, places),
+        row_shape=_shape(layout, layout.rows),
+        column_shape=_shape(layout, layout.columns),
+        rule=parts,
+        types=tuple([part.dtype if isinstance(part, Tensor) else part is None for part in parts]),
+        made=_event(layout.device),
+    )
+
+
+def _lists(full: BlockLists, partial: BlockLists, heads: int, lines: int, places: Tensor | None) -> tuple[Any, ...]:
+    """Each head's lines in the order of their work, the longest first."""
+    work = (full.offsets.diff() + partial.offsets.diff()).view(heads, lines)
+    order = work.argsort(dim=1, descending=True, stable=True).to(torch.int32)
+    return full.offsets, full.indices, partial.offsets, partial.indices, order, places
+
+
+def _shape(layout: BlockLayout, lines: int) -> tuple[int, int, int]:
+    return lines, layout.heads * lines if layout.batch > 1 else 0, lines if layout.heads > 1 else 0
+
+
+def _band(layout: BlockLayout) -> tuple[int | None, int | None]:
+    if layout.rule.band is None:
+        return None, None
+    left, right, diagonal = layout.rule.band
+    low = None if left is None else diagonal - left
+    high = None if right is None else diagonal + right
+    return _held(low), _held(high)
+
+
+def _held(bound: int | None) -> int | None:
+    return None if bound is None else max(-FARTHEST, min(bound, FARTHEST))
+
+
+def _event(device: torch.device) -> tuple[Any, Any] | None:
+    if device.type != "cuda" or _is_capturing(device):
+        return None
+    stream = torch.cuda.current_stream(device)
+    return stream.record_event(), stream
+
+
+def _is_capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -32,7 +32,7 @@ from attnzoo.spec import AttentionSpec
 RESULTS: dict[str, Any] = {}
 DEVICE = "cuda"
 TOKENS, WIDTH = 16384, 2048
-EXTRAS = ("mask", "bias", "sinks", "segment_ids", "dropout_seed")
+EXTRAS = ("mask", "bias", "sinks", "segment_ids", "dropout_seed", "layout")
 TOLERANCE = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 

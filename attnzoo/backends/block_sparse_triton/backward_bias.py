@@ -76,8 +76,8 @@ def sparse_backward_bias_kernel(
         column_tile = first_column + step % walk_columns
         row_tile = first_row + step // walk_columns % walk_rows
         pair = step // (walk_columns * walk_rows)
-        head = first_head + pair % walk_heads
-        batch = first_batch + pair // walk_heads
+        head = (first_head + pair % walk_heads).to(tl.int64)
+        batch = (first_batch + pair // walk_heads).to(tl.int64)
         block_row, block_column = row_tile // ROW_TILES, column_tile // KEY_TILES
         row_within, within = row_tile % ROW_TILES * BLOCK_M, column_tile % KEY_TILES * BLOCK_N
         row, column = block_row * BLOCK_Q + row_within, block_column * BLOCK_KV + within
@@ -88,7 +88,6 @@ def sparse_backward_bias_kernel(
         if right is not None:
             is_seen = is_seen & (column <= row + BLOCK_M - 1 + diagonal + right)
         if is_seen:
-            batch, head = batch.to(tl.int64), head.to(tl.int64)
             row_end, column_end = tl.minimum(q_len, (block_row + 1) * BLOCK_Q), tl.minimum(kv_len, (block_column + 1) * BLOCK_KV)
             rows = row + tl.arange(0, BLOCK_M)
             i = rows[:, None]

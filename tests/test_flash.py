@@ -179,6 +179,15 @@ def test_bias_of_the_lowest_number_gives_the_mean() -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("sink", [-1.0, torch.finfo(torch.float32).min], ids=str)
+def test_gradients_where_the_lse_can_not_count_the_keys(sink: float) -> None:
+    lowest = torch.full((1, 2, 70, 45), torch.finfo(torch.float32).min)
+    lowest[:, 1, ::2] = 0.0  # rows of both kinds in one tile
+    assert_matches_naive(qkv(), bias=lowest, sinks=torch.tensor([sink, sink]), causal=True, align="bottom_right")
+    assert_matches_naive(qkv(), bias=lowest, mask=random_bool(1, 1, 70, 45))
+
+
+@interpreted
 def test_equal_calls_give_equal_bits() -> None:
     one, other = [results(Flash(), qkv(), torch.float32, ("q", "k", "v"), {"deterministic": True}) for _ in range(2)]
     assert all([torch.equal(one[name], other[name]) for name in one]), "two equal calls differ"

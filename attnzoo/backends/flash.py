@@ -85,6 +85,10 @@ def _look_up_machine(device: torch.device) -> list[str]:
         importlib.import_module("triton")
     except Exception as error:
         return [f"triton can't be imported ({type(error).__name__}: {error}): {INSTALL}"]
+    if not torch.cuda.is_available():
+        return ["torch finds no CUDA device"]
+    if (device.index or 0) >= (count := torch.cuda.device_count()):
+        return [f"device is {device}, this machine has {count} CUDA devices"]
     if torch.version.hip is not None:
         return [f"this is a ROCm build of torch ({torch.version.hip}), it takes CUDA"]
     capability = torch.cuda.get_device_capability(device)

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnzoo.backends.triton.delta import RowStatistics
 from attnzoo.backends.triton.launch import Kernel, Plan
 from attnzoo.backends.triton.problem import Facts, Problem, is_wide, strided
 from attnzoo.backends.triton.tiles import dot, dropout_tile, exp_above, first_stat, head_of, load_rows, score_tile
@@ -21,6 +22,7 @@ def backward_bias_kernel(
     grad_bias,
     pivot_ptr,
     delta_ptr,
+    norm_ptr,
     mask,
     bias,
     segments,
@@ -85,6 +87,8 @@ def backward_bias_kernel(
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
             s, _slope = score_tile(product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, True, FOLDED)
             p = exp_above(s, tl.load(pivot_ptr + stat)[:, None], scale, FOLDED)  # (BLOCK_M, BLOCK_N)
+            if norm_ptr is not None:
+                p *= tl.load(norm_ptr + stat)[:, None]
             g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, BLOCK_M, True, WIDE)
             v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, BLOCK_N, True, WIDE)
             dp = dot(g_tile, tl.trans(v_tile), None, PRECISION)
@@ -119,7 +123,7 @@ def plan(facts: Facts, wide: bool, summed: str | None) -> Plan:
     return facts.new_plan(KERNEL, tile, constants, facts.sizes(1, spec.q_heads), programs)
 
 
-def backward_bias(problem: Problem, grad_o: Tensor, stats: tuple[Tensor, Tensor]) -> Tensor:
+def backward_bias(problem: Problem, grad_o: Tensor, stats: RowStatistics) -> Tensor:
     """The gradient of the bias, in its shape and dtype."""
     spec, facts, bias = problem.spec, problem.facts, problem.inputs.bias
     assert bias is not None
@@ -128,10 +132,10 @@ def backward_bias(problem: Problem, grad_o: Tensor, stats: tuple[Tensor, Tensor]
     batch, heads, rows, columns = bias.shape
     tile, g_rows = facts.tile("backward_bias"), strided(grad_o)
     if columns == 1:  # fp32 parts, summed below: a walk over whole rows of one head keeps the card busy
-        summed, parts = "columns", stats[0].new_empty(spec.batch, spec.q_heads, spec.q_len, 1)
+        summed, parts = "columns", stats.pivot.new_empty(spec.batch, spec.q_heads, spec.q_len, 1)
         walk = (1, 1, 1, -(-spec.kv_len // tile.block_n))
     elif rows == 1:
-        summed, parts = "rows", stats[0].new_empty(spec.batch, spec.q_heads, 1, spec.kv_len)
+        summed, parts = "rows", stats.pivot.new_empty(spec.batch, spec.q_heads, 1, spec.kv_len)
         walk = (1, 1, -(-spec.q_len // tile.block_m), 1)
     else:
         summed, parts = None, bias.new_empty(bias.shape)

@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnzoo.backends.triton.delta import RowStatistics
 from attnzoo.backends.triton.launch import Kernel, Plan
 from attnzoo.backends.triton.problem import Facts, Problem, is_wide, strided
 from attnzoo.backends.triton.tiles import (
@@ -33,6 +34,7 @@ def backward_keys_kernel(
     grad_v,
     pivot_ptr,
     delta_ptr,
+    norm_ptr,
     mask,
     bias,
     segments,
@@ -95,6 +97,8 @@ def backward_keys_kernel(
                 product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
             )  # (BLOCK_N, BLOCK_M)
             p = exp_above(s, tl.load(pivot_ptr + stat)[None, :], scale, FOLDED)
+            if norm_ptr is not None:
+                p *= tl.load(norm_ptr + stat)[None, :]
             g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, BLOCK_M, True, WIDE)
             dp = dot(v_tile, tl.trans(g_tile), None, PRECISION)  # (BLOCK_N, BLOCK_M)
             kept_p = p
@@ -128,7 +132,7 @@ def plan(facts: Facts, wide: bool, has_grad_k: bool, has_grad_v: bool) -> Plan:
     return facts.new_plan(KERNEL, tile, constants, facts.sizes(streamed, spec.kv_heads), programs, has_grad_k, has_grad_v)
 
 
-def backward_keys(problem: Problem, grad_o: Tensor, stats: tuple[Tensor, Tensor], grad_k: Tensor | None, grad_v: Tensor | None) -> None:
+def backward_keys(problem: Problem, grad_o: Tensor, stats: RowStatistics, grad_k: Tensor | None, grad_v: Tensor | None) -> None:
     """Fill `grad_k` and `grad_v`, either of which may be None."""
     facts, g_rows = problem.facts, strided(grad_o)
     dk_rows, dv_rows = [None if grad is None else strided(grad) for grad in (grad_k, grad_v)]

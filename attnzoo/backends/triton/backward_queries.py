@@ -6,6 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnzoo.backends.triton.delta import RowStatistics
 from attnzoo.backends.triton.launch import Kernel, Plan
 from attnzoo.backends.triton.problem import Facts, Problem, is_wide, strided
 from attnzoo.backends.triton.tiles import (
@@ -32,6 +33,7 @@ def backward_queries_kernel(
     grad_q,
     pivot_ptr,
     delta_ptr,
+    norm_ptr,
     mask,
     bias,
     segments,
@@ -90,6 +92,8 @@ def backward_queries_kernel(
                 product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
             )  # (BLOCK_M, BLOCK_N)
             p = exp_above(s, pivot, scale, FOLDED)
+            if norm_ptr is not None:
+                p *= tl.load(norm_ptr + stat)[:, None]
             dp = dot(g_tile, tl.trans(v_tile), None, PRECISION)
             if dropout is not None:
                 dp = tl.where(dropout_tile(dropout, batch, head, i, column, BLOCK_N), dp * dropout[2], 0.0)
@@ -111,7 +115,7 @@ def plan(facts: Facts, wide: bool) -> Plan:
     return facts.new_plan(KERNEL, tile, constants, facts.sizes(streamed, spec.q_heads), programs)
 
 
-def backward_queries(problem: Problem, grad_o: Tensor, stats: tuple[Tensor, Tensor], grad_q: Tensor) -> None:
+def backward_queries(problem: Problem, grad_o: Tensor, stats: RowStatistics, grad_q: Tensor) -> None:
     """Fill `grad_q`."""
     facts, g_rows, dq_rows = problem.facts, strided(grad_o), strided(grad_q)
     planned = facts.plan(plan, facts.is_wide or is_wide(g_rows, dq_rows))

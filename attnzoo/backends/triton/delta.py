@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from attnzoo.backends.triton.launch import Kernel, Plan
-from attnzoo.backends.triton.problem import Facts, Problem, is_wide, strided
+from attnzoo.backends.triton.problem import Facts, Problem, is_wide, padded_rows, strided
 from attnzoo.backends.triton.table import Tile
 from attnzoo.backends.triton.tiles import LOG2E, ROW_PADDING, head_of, load_rows
+
+
+class RowStatistics(NamedTuple):
+    """Of each row, `(B, Hq, padded Sq)` fp32: `P = norm exp(S - pivot)`, `dS = P (dP - delta)`; norm is None where it is 1."""
+
+    pivot: Tensor
+    delta: Tensor
+    norm: Tensor | None
 
 
 @triton.jit
@@ -22,6 +32,7 @@ def delta_kernel(
     delta_ptr,
     sinks_ptr,
     grad_sinks_ptr,
+    norm_ptr,
     sizes,
     VALUE_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr,
@@ -59,6 +70,8 @@ def delta_kernel(
     if grad_sinks_ptr is not None:
         sink = tl.load(sinks_ptr + head).to(tl.float32)
         share = tl.where(lse == -float("inf"), 0.0, tl.exp(sink - lse))
+        if norm_ptr is not None:
+            share *= tl.load(norm_ptr + program * BLOCK_M + tl.arange(0, BLOCK_M), mask=in_range, other=0.0)
         tl.store(grad_sinks_ptr + program, tl.sum(-share * delta, 0))
 
 
@@ -69,23 +82,22 @@ TILE = Tile(64, 64, 4, 1)
 def plan(facts: Facts, wide: bool, has_grad_lse: bool, has_grad_sinks: bool) -> Plan:
     spec = facts.spec
     constants = {"VALUE_DIM": spec.value_dim, "BLOCK_M": TILE.block_m, "FOLDED": facts.folded, "WIDE": wide}
-    tiles = -(-spec.q_len // ROW_PADDING.value) * (ROW_PADDING.value // TILE.block_m)
-    programs = spec.batch * spec.q_heads * tiles
+    programs = spec.batch * spec.q_heads * padded_rows(spec.q_len) // TILE.block_m
     return facts.new_plan(KERNEL, TILE, constants, (spec.q_heads, spec.q_len), programs, has_grad_lse, has_grad_sinks)
 
 
 def row_statistics(
-    problem: Problem, o: Tensor, grad_o: Tensor, lse: Tensor, grad_lse: Tensor | None
-) -> tuple[tuple[Tensor, Tensor], Tensor | None]:
-    """`(pivot, delta)`, each `(B, Hq, padded Sq)` fp32, and the gradient of the sinks, `(Hq,)`, where the spec asks for it."""
+    problem: Problem, o: Tensor, grad_o: Tensor, lse: Tensor, grad_lse: Tensor | None, norms: Tensor | None
+) -> tuple[RowStatistics, Tensor | None]:
+    """What the backward needs of each row, and the gradient of the sinks, `(Hq,)`, where the spec asks for it."""
     spec, sinks = problem.spec, problem.inputs.sinks
     o_rows, g_rows = strided(o), strided(grad_o)
     has_grad_sinks = "sinks" in spec.grads
     planned = problem.facts.plan(plan, is_wide(o_rows, g_rows), grad_lse is not None, has_grad_sinks)
-    padded = -(-spec.q_len // ROW_PADDING.value) * ROW_PADDING.value
+    padded = padded_rows(spec.q_len)
     pivot, delta = lse.new_empty(2, spec.batch, spec.q_heads, padded).unbind()
     parts = lse.new_empty(spec.batch, spec.q_heads, padded // TILE.block_m) if has_grad_sinks else None
     grad_lse_rows = None if grad_lse is None else strided(grad_lse)
-    arguments = (o_rows, g_rows, lse, grad_lse_rows, pivot, delta, sinks, parts, planned.sizes)
+    arguments = (o_rows, g_rows, lse, grad_lse_rows, pivot, delta, sinks, parts, norms, planned.sizes)
     planned.launch(arguments, problem.aligned(o_rows, g_rows))
-    return (pivot, delta), None if parts is None or sinks is None else parts.sum((0, 2)).to(sinks.dtype)
+    return RowStatistics(pivot, delta, norms), None if parts is None or sinks is None else parts.sum((0, 2)).to(sinks.dtype)

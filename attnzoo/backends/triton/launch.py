@@ -34,7 +34,7 @@ TYPES = {
 }
 VECTOR_BYTES = 16
 ROWS = ("q", "k", "v", "o", "grad_o", "grad_q", "grad_k", "grad_v")
-OWN = ("pivot_ptr", "delta_ptr")  # allocated by the launchers, hence aligned
+OWN = ("pivot_ptr", "delta_ptr", "norm_ptr")  # allocated by the launchers, hence aligned
 
 
 class Kernel:

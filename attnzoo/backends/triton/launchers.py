@@ -15,6 +15,7 @@ from attnzoo.backends.triton.backward_queries import backward_queries
 from attnzoo.backends.triton.combine import MOST_SPLITS, combine
 from attnzoo.backends.triton.delta import row_statistics
 from attnzoo.backends.triton.forward import forward as forward_whole
+from attnzoo.backends.triton.norms import row_norms
 from attnzoo.backends.triton.problem import Facts, Problem
 from attnzoo.backends.triton.split import split_forward
 from attnzoo.backends.triton.table import Tile
@@ -79,10 +80,10 @@ def backward(
     """The gradients that `spec.grads` names; each kernel writes its own results, no atomics, so equal calls give equal bits."""
     if grad_o.stride(-1) != 1 and spec.value_dim > 1:
         grad_o = grad_o.contiguous()
-    grads: dict[str, Any] = {name: _empty_rows_like(getattr(inputs, name)) for name in spec.grads if name in ("q", "k", "v")}
+    grads: dict[str, Any] = {name: empty_rows_like(getattr(inputs, name)) for name in spec.grads if name in ("q", "k", "v")}
     with on_device(spec.device):
         problem = Problem(spec, inputs)
-        stats, grad_sinks = row_statistics(problem, o, grad_o, lse, grad_lse)
+        stats, grad_sinks = row_statistics(problem, o, grad_o, lse, grad_lse, row_norms(problem, lse))
         if "k" in grads or "v" in grads:
             backward_keys(problem, grad_o, stats, grads.get("k"), grads.get("v"))
         if "q" in grads:
@@ -94,7 +95,7 @@ def backward(
     return grads
 
 
-def _empty_rows_like(tensor: Tensor) -> Tensor:
+def empty_rows_like(tensor: Tensor) -> Tensor:
     """Uninitialised, in the memory order of `tensor`, with neighbours in the last dim."""
     result = torch.empty_like(tensor)
     return result if result.stride(-1) == 1 or result.shape[-1] == 1 else torch.empty_like(tensor, memory_format=torch.contiguous_format)

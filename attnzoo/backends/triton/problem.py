@@ -12,6 +12,7 @@ from torch import Tensor
 from attnzoo.backends.triton.launch import INTERPRETED, Kernel, Plan
 from attnzoo.backends.triton.segments import segment_bounds
 from attnzoo.backends.triton.table import INTERPRETER, Tile, tile_for
+from attnzoo.backends.triton.tiles import ROW_PADDING
 from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
 
@@ -177,6 +178,11 @@ def is_vector(tensor: tuple[Any, ...]) -> bool:
     for stride in tensor[1:]:
         strides |= stride or 0
     return not (tensor[0].data_ptr() | strides * tensor[0].element_size()) & VECTOR
+
+
+def padded_rows(q_len: int) -> int:
+    """How many rows of pivot, delta and norm a head has."""
+    return -(-q_len // ROW_PADDING.value) * ROW_PADDING.value
 
 
 def is_wide(*tensors: tuple[Any, ...]) -> bool:

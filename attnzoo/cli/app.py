@@ -7,10 +7,12 @@ from typing import Annotated
 import typer
 
 from attnzoo import __version__
+from attnzoo.cli.bench import bench
 from attnzoo.cli.check import check
 from attnzoo.cli.doctor import doctor
 from attnzoo.cli.explain import explain
 from attnzoo.cli.info import info
+from attnzoo.cli.layout import layout
 from attnzoo.cli.list_backends import list_backends
 from attnzoo.cli.new import new
 from attnzoo.cli.support import support
@@ -37,7 +39,9 @@ app.command("list")(list_backends)
 app.command("info")(info)
 app.command("doctor")(doctor)
 app.command("explain")(explain)
+app.command("layout")(layout)
 app.command("check")(check)
+app.command("bench")(bench)
 app.command("support")(support)
 app.command("trace")(trace)
 app.command("new")(new)

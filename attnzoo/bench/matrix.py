@@ -1,0 +1,135 @@
+"""Matrix: what a benchmark runs: backends, workloads, rounds. From a TOML file or from options. Imports no torch."""
+
+from __future__ import annotations
+
+import itertools
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from attnzoo.bench.workload import Workload
+
+__all__ = ["Matrix", "QUICK_CPU", "QUICK_CUDA", "workloads_of"]
+
+SIZES = {f.name for f in fields(Workload)}
+DERIVED = {"tokens": ("batch", "length"), "width": ("heads", "head_dim")}
+"""Key -> the size that it gives, and the one it is divided by: batch = tokens // length, heads = width // head_dim."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A benchmark.
+
+    Attributes:
+        workloads: in the order in which they run, each once.
+        backends: their names; empty means every known one.
+        relative_to: the backend that the others' speed is given in; None for the first one that ran.
+        rounds: how often each backend's turn comes; they take turns, so that drift hits all alike.
+        seconds: of measured calls a turn.
+        timeout: seconds that a backend may take to answer, its first call and compilation included.
+    """
+
+    workloads: tuple[Workload, ...]
+    backends: tuple[str, ...] = ()
+    relative_to: str | None = None
+    rounds: int = 5
+    seconds: float = 0.1
+    timeout: float = 120.0
+
+    def __post_init__(self) -> None:
+        if not self.workloads:
+            raise ValueError("the matrix has no workload")
+        for name in ("rounds", "seconds", "timeout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int if name == "rounds" else (int, float)) or value <= 0:
+                raise ValueError(f"{name} is {value!r}; it takes a positive {'int' if name == 'rounds' else 'number'}")
+        if self.relative_to is not None and self.backends and self.relative_to not in self.backends:
+            raise ValueError(f"relative_to is {self.relative_to!r}, none of the backends {', '.join(self.backends)}")
+
+    @classmethod
+    def from_toml(cls, path: Path) -> Matrix:
+        """Top-level keys are those of this class; each `[[workloads]]` table crosses its lists.
+
+        Raises:
+            ValueError: what doesn't parse, or a key or value that there isn't.
+        """
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+            raise ValueError(f"{path}: {error}") from None
+        unknown = sorted(table.keys() - {f.name for f in fields(cls)})
+        if unknown:
+            raise ValueError(f"{path} has {', '.join(unknown)}; it takes {', '.join(f.name for f in fields(cls))}")
+        entries = table.pop("workloads", [])
+        if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+            raise ValueError(f"{path}: workloads is {entries!r}; write each as a [[workloads]] table")
+        backends = table.pop("backends", [])
+        if not isinstance(backends, list) or not all(isinstance(name, str) for name in backends):
+            raise ValueError(f"{path}: backends is {backends!r}; it takes a list of names")
+        return cls(workloads=workloads_of(entries), backends=tuple(backends), **table)
+
+
+def workloads_of(entries: Iterable[Mapping[str, Any]]) -> tuple[Workload, ...]:
+    """Every workload once, in order. A value may be a list: the lists of one entry are crossed.
+
+    `tokens` gives the batch, `tokens // length`, and `width` the heads, `width // head_dim`; kv_heads and kv_length are
+    heads and length where they are not given.
+    """
+    made: dict[Workload, None] = {}
+    for entry in entries:
+        unknown = sorted(entry.keys() - SIZES - DERIVED.keys())
+        if unknown:
+            raise ValueError(f"a workload has {', '.join(unknown)}; it takes {', '.join(sorted(SIZES | DERIVED.keys()))}")
+        lists = [value if isinstance(value, list) else [value] for value in entry.values()]
+        for values in itertools.product(*lists):
+            made[_workload(dict(zip(entry, values)))] = None
+    return tuple(made)
+
+
+def _workload(values: dict[str, Any]) -> Workload:
+    for key, (size, by) in DERIVED.items():
+        if key not in values:
+            continue
+        if size in values:
+            raise ValueError(f"a workload has both {key} and {size}; {key} gives {size}")
+        total, divisor = values.pop(key), values.get(by, getattr(Workload, by))
+        if type(total) is not int or type(divisor) is not int or divisor < 1:
+            raise ValueError(f"{key} is {total!r} and {by} {divisor!r}; both take a positive int")
+        values[size] = max(1, total // divisor)
+    values.setdefault("kv_heads", values.get("heads", Workload.heads))
+    values.setdefault("kv_length", values.get("length", Workload.length))
+    return Workload(**values)
+
+
+QUICK_CPU: Sequence[Mapping[str, Any]] = (
+    {"length": [128, 512, 1024], "heads": 4, "causal": [False, True], "direction": ["forward", "backward"], "device": "cpu"},
+    {"length": 1024, "heads": 4, "layout": ["random:1", "random:0.5", "random:0.25", "random:0.125"], "device": "cpu"},
+)
+"""Seconds on a laptop's CPU."""
+
+QUICK_CUDA: Sequence[Mapping[str, Any]] = (
+    {
+        "tokens": 16384,
+        "width": 2048,
+        "length": [1024, 4096, 16384],
+        "head_dim": [64, 128],
+        "causal": [False, True],
+        "dtype": "bfloat16",
+        "direction": ["forward", "backward"],
+        "cache": "cold",
+        "device": "cuda",
+    },
+    {
+        "width": 2048,
+        "length": 8192,
+        "head_dim": 128,
+        "dtype": "bfloat16",
+        "layout": ["random:1", "random:0.5", "random:0.25", "random:0.125"],
+        "direction": ["forward", "backward"],
+        "cache": "cold",
+        "device": "cuda",
+    },
+)
+"""A minute or two on a data-centre GPU, compilation aside."""

@@ -1,0 +1,208 @@
+"""Results as pictures: speed and memory against length, time against density, and the roofline. Needs matplotlib."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnzoo.bench.results import Cell, Results
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
+    from matplotlib.figure import Figure
+
+__all__ = ["figures", "svg"]
+
+COLOURS = (
+    "#0072b2",
+    "#d55e00",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#e69f00",
+    "#7f3c8d",
+    "#11a579",
+    "#4b4b4b",
+    "#a5aa99",
+    "#b5651d",
+    "#e73f74",
+)
+MARKERS = "osD^vP*Xh<>p"
+ACROSS = 3
+
+Looks = Mapping[str, dict[str, Any]]
+"""Backend -> colour and marker, the same in every picture."""
+
+
+def figures(results: Results) -> dict[str, Figure]:
+    """Title -> figure, those for which there are cells."""
+    timed = [cell for cell in results.cells if cell.status == "time"]
+    names = list(dict.fromkeys(cell.backend for cell in results.cells))
+    looks = {
+        name: {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 5, "linewidth": 1.4}
+        for place, name in enumerate(names)
+    }
+    dense = [cell for cell in timed if not cell.workload.layout]
+    made = {
+        "Speed against length": _grid(_many(dense, _length), looks, _speed),
+        "Memory against length": _grid(_many([c for c in dense if c.peak], _length), looks, _memory),
+        "Time against density": _grid(_many([c for c in timed if c.workload.layout], _density), looks, _density_curve),
+        "Roofline": _roofline(results, timed, looks),
+    }
+    return {title: figure for title, figure in made.items() if figure is not None}
+
+
+def svg(figure: Figure) -> str:
+    """The `<svg>` element alone, fit for HTML; text stays text."""
+    import matplotlib as mpl
+
+    out = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "attnzoo"}):
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _length(cell: Cell) -> float:
+    return cell.workload.kv_length
+
+
+def _density(cell: Cell) -> float:
+    return cell.density
+
+
+def _many(cells: Sequence[Cell], x: Callable[[Cell], float]) -> dict[str, list[Cell]]:
+    """Families of cells that have at least two places on the x axis."""
+    families: dict[str, list[Cell]] = {}
+    for cell in cells:
+        families.setdefault(cell.workload.family, []).append(cell)
+    return {family: members for family, members in families.items() if len({x(cell) for cell in members}) > 1}
+
+
+def _grid(families: Mapping[str, list[Cell]], looks: Looks, draw: Callable[[Axes, list[Cell], Looks], None]) -> Figure | None:
+    """One axes a family, one legend for all."""
+    if not families:
+        return None
+    from matplotlib.figure import Figure
+
+    across = 2 if len(families) == 4 else min(ACROSS, len(families))
+    down = -(-len(families) // across)
+    figure = Figure(figsize=(max(4.6 * across, 6.0), 3.3 * down + 0.8), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False).flatten()
+    for axes, (family, cells) in zip(grid, families.items()):
+        draw(axes, cells, looks)
+        axes.set_title(_wrapped(family), fontsize=8)
+        axes.tick_params(labelsize=7)
+        axes.grid(alpha=0.25, linewidth=0.6)
+    for axes in grid[len(families) :]:
+        axes.remove()
+    _legend(figure, looks, {cell.backend for cells in families.values() for cell in cells})
+    return figure
+
+
+def _legend(figure: Figure, looks: Looks, shown: set[str]) -> None:
+    from matplotlib.lines import Line2D
+
+    lines = [Line2D([], [], label=name, **look) for name, look in looks.items() if name in shown]
+    figure.legend(handles=lines, loc="outside lower center", ncols=min(len(lines), 6), fontsize=8, frameon=False)
+
+
+def _wrapped(family: str) -> str:
+    """In two lines, the second from the device on."""
+    parts = family.split(", ")
+    return ", ".join(parts[:-3]) + "\n" + ", ".join(parts[-3:])
+
+
+def _curves(cells: Sequence[Cell], x: Callable[[Cell], float]) -> dict[str, list[Cell]]:
+    curves: dict[str, list[Cell]] = {}
+    for cell in sorted(cells, key=x):
+        curves.setdefault(cell.backend, []).append(cell)
+    return curves
+
+
+def _speed(axes: Axes, cells: list[Cell], looks: Looks) -> None:
+    for name, curve in _curves(cells, _length).items():
+        axes.plot([_length(c) for c in curve], [c.tflops for c in curve], **looks[name])
+    _lengths(axes, cells)
+    axes.set_ylim(bottom=0)
+    axes.set_ylabel("useful TFLOP/s", fontsize=8)
+
+
+def _memory(axes: Axes, cells: list[Cell], looks: Looks) -> None:
+    for name, curve in _curves(cells, _length).items():
+        axes.plot([_length(c) for c in curve], [(c.peak or 0) / 2**20 for c in curve], **looks[name])
+    _lengths(axes, cells)
+    axes.set_yscale("log", base=2)
+    _plain_numbers(axes.yaxis, base=2)
+    axes.set_ylabel("peak MiB beyond the inputs", fontsize=8)
+
+
+def _density_curve(axes: Axes, cells: list[Cell], looks: Looks) -> None:
+    for name, curve in _curves(cells, _density).items():
+        densities = [_density(c) for c in curve]
+        axes.errorbar(densities, [c.median for c in curve], yerr=[c.median * c.spread for c in curve], capsize=2, **looks[name])
+        ideal = [curve[-1].median * density / densities[-1] for density in densities]
+        axes.plot(densities, ideal, color=looks[name]["color"], linestyle=":", linewidth=1)
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel("share of blocks that exist (dotted: in proportion)", fontsize=8)
+    axes.set_ylabel("ms", fontsize=8)
+
+
+def _plain_numbers(axis: Axis, *, base: int) -> None:
+    """On a log scale; between the powers of ten too."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_major_locator(LogLocator(base=base, subs=(1.0, 2.0, 5.0) if base == 10 else (1.0,), numticks=12))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _lengths(axes: Axes, cells: Sequence[Cell]) -> None:
+    places = sorted({_length(cell) for cell in cells})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(places, [f"{int(place)}" for place in places])
+    axes.minorticks_off()
+    axes.set_xlabel("length of k and v", fontsize=8)
+
+
+def _roofline(results: Results, cells: Sequence[Cell], looks: Looks) -> Figure | None:
+    """Useful FLOPs a second over useful FLOPs a compulsory byte, one axes a direction, under the measured ceilings."""
+    ceilings = results.machine.get("ceilings", {})
+    if not cells or not ceilings:
+        return None
+    from matplotlib.figure import Figure
+
+    kinds = list(dict.fromkeys((cell.workload.direction, cell.workload.dtype) for cell in cells))
+    figure = Figure(figsize=(max(4.6 * len(kinds), 6.0), 4.4), layout="constrained")
+    for axes, (direction, dtype) in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds):
+        members = [cell for cell in cells if (cell.workload.direction, cell.workload.dtype) == (direction, dtype)]
+        for name, curve in _curves(members, _intensity).items():
+            axes.plot([_intensity(c) for c in curve], [c.tflops for c in curve], **{**looks[name], "linewidth": 0})
+        _ceiling(axes, members, ceilings["copy"] / 1e3, ceilings.get(dtype))
+        axes.set_title(f"{direction}, {dtype}", fontsize=9)
+        axes.tick_params(labelsize=7)
+        axes.grid(alpha=0.25, linewidth=0.6, which="both")
+    _legend(figure, looks, {cell.backend for cell in cells})
+    return figure
+
+
+def _intensity(cell: Cell) -> float:
+    return cell.flops / cell.hbm_bytes
+
+
+def _ceiling(axes: Axes, cells: Sequence[Cell], terabytes: float, tflops: float | None) -> None:
+    low, high = min(map(_intensity, cells)) / 2, max(map(_intensity, cells)) * 2
+    places = [low * (high / low) ** (step / 60) for step in range(61)]
+    roof = [min(terabytes * place, tflops if tflops is not None else float("inf")) for place in places]
+    axes.plot(places, roof, color="#888888", linewidth=1.2)
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    for axis in (axes.xaxis, axes.yaxis):
+        _plain_numbers(axis, base=10)
+    axes.set_xlabel("useful FLOPs a compulsory byte", fontsize=8)
+    axes.set_ylabel("useful TFLOP/s", fontsize=8)
+    note = f"copy {terabytes:.3g} TB/s" + ("" if tflops is None else f", matrix product {tflops:.3g} TFLOP/s")
+    axes.annotate(note, (0.02, 0.97), xycoords="axes fraction", fontsize=7, color="#555555", va="top")

@@ -1,0 +1,152 @@
+"""Results: cells and the machine they come from, written as they come, read again to resume, compare and draw. No torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from attnzoo.bench.workload import Workload
+
+__all__ = ["STATUSES", "Cell", "Results"]
+
+FORMAT = 1
+STATUSES = ("time", "unsupported", "out of memory", "wrong", "error")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One backend on one workload.
+
+    Attributes:
+        status: one of STATUSES; only a "time" has numbers.
+        detail: the reason of any other status.
+        rounds: the median time of each round, ms.
+        first_call: seconds of the very first call, compilation included.
+        peak: bytes that torch allocates for forward, and backward where it is timed, at their highest.
+        flops, hbm_bytes: useful FLOPs and compulsory bytes of the workload, predicted.
+        density: share of the layout's blocks that exist; 1 without a layout.
+    """
+
+    backend: str
+    workload: Workload
+    status: str
+    detail: str = ""
+    rounds: tuple[float, ...] = ()
+    first_call: float | None = None
+    peak: int | None = None
+    flops: int = 0
+    hbm_bytes: int = 0
+    density: float = 1.0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.workload.id, self.backend
+
+    @property
+    def median(self) -> float:
+        """ms, over the rounds."""
+        return statistics.median(self.rounds)
+
+    @property
+    def spread(self) -> float:
+        """Half the distance between the fastest and the slowest round, as a share of the median."""
+        return (max(self.rounds) - min(self.rounds)) / 2 / self.median
+
+    @property
+    def tflops(self) -> float:
+        """Useful TFLOP/s."""
+        return self.flops / self.median / 1e9
+
+    @property
+    def bandwidth(self) -> float:
+        """Compulsory bytes a second, GB/s."""
+        return self.hbm_bytes / self.median / 1e6
+
+    def command(self, rounds: int | None = None) -> str:
+        """A command line that repeats this cell alone."""
+        repeated = [] if rounds is None else ["--rounds", str(rounds)]
+        return " ".join(["attnzoo bench", "--backend", self.backend, *self.workload.options(), *repeated])
+
+    def to_dict(self) -> dict[str, Any]:
+        derived = {}
+        if self.status == "time":
+            names = ("median", "spread", "tflops", "bandwidth")
+            derived = {name: float(f"{getattr(self, name):.5g}") for name in names}
+        return {"id": self.workload.id, **asdict(self), **derived, "command": self.command()}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Cell:
+        kept = {name: data[name] for name in cls.__dataclass_fields__ if name in data}
+        return cls(**{**kept, "workload": Workload(**data["workload"]), "rounds": tuple(data["rounds"])})
+
+
+@dataclass
+class Results:
+    """A benchmark's cells so far.
+
+    Attributes:
+        machine: as `machine.describe` gives it.
+        settings: rounds, seconds a turn, the backend that speed is relative to.
+        path: where `add` writes the whole at once; None keeps it in memory.
+    """
+
+    machine: dict[str, Any]
+    settings: dict[str, Any] = field(default_factory=dict)
+    cells: list[Cell] = field(default_factory=list)
+    path: Path | None = None
+
+    @classmethod
+    def read(cls, path: Path) -> Results:
+        """Raises ValueError for a file that is not such results."""
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data["format"] != FORMAT:
+                raise ValueError(f"its format is {data['format']}, this attnzoo reads {FORMAT}")
+            return cls(data["machine"], data["settings"], [Cell.from_dict(cell) for cell in data["cells"]], path)
+        except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{path} holds no results of attnzoo bench: {type(error).__name__}: {error}") from None
+
+    def add(self, cells: Iterable[Cell]) -> None:
+        """Keep finished cells, and write the file anew: killed at any moment, it is the one before or the one after."""
+        self.cells += cells
+        if self.path is None:
+            return
+        draft = self.path.with_name(self.path.name + ".part")
+        draft.write_text(self.to_json(), encoding="utf-8")
+        os.replace(draft, self.path)
+
+    def to_dict(self) -> dict[str, Any]:
+        cells = [cell.to_dict() for cell in self.cells]
+        return {"format": FORMAT, "machine": self.machine, "settings": self.settings, "cells": cells}
+
+    def to_json(self) -> str:
+        """One line a cell."""
+        data = self.to_dict()
+        head = {name: data[name] for name in ("format", "machine", "settings")}
+        lines = ",\n".join(json.dumps(cell) for cell in data["cells"])
+        return json.dumps(head, indent=1)[:-2] + ',\n "cells": [\n' + lines + "\n]}\n"
+
+    def has(self, workload: Workload, backend: str) -> bool:
+        return (workload.id, backend) in {cell.key for cell in self.cells}
+
+    def families(self) -> dict[str, list[Cell]]:
+        """Cells by the family of their workload, in the order in which they came."""
+        made: dict[str, list[Cell]] = {}
+        for cell in self.cells:
+            made.setdefault(cell.workload.family, []).append(cell)
+        return made
+
+    def relative(self, cell: Cell) -> float | None:
+        """How much faster a cell is than the chosen backend on that workload: the median of the rounds' ratios, since
+        those of one round ran side by side; None where that backend has no time."""
+        base = self.settings.get("relative_to")
+        other = next((c for c in self.cells if c.workload == cell.workload and c.backend == base and c.status == "time"), None)
+        if other is None or cell.status != "time":
+            return None
+        pairs: Sequence[tuple[float, float]] = list(zip(other.rounds, cell.rounds))
+        return statistics.median(theirs / ours for theirs, ours in pairs)

@@ -1,0 +1,76 @@
+"""Results as tables of text: one a family of workloads, a row a cell. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from attnzoo.bench.compare import Change
+from attnzoo.bench.results import Cell, Results
+
+__all__ = ["CHANGES", "COLUMNS", "amount", "changes_table", "family_tables", "machine_line"]
+
+COLUMNS = ("workload", "backend", "ms", "spread", "TFLOP/s", "GB/s", "of copy", "peak memory", "relative", "first call")
+CHANGES = ("workload", "backend", "then", "now", "change", "noise", "verdict")
+
+
+def family_tables(results: Results) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """`(family, rows)`; a row has the cells of COLUMNS, one without a time its status and reason."""
+    return [(family, [_row(results, cell) for cell in cells]) for family, cells in results.families().items()]
+
+
+def _row(results: Results, cell: Cell) -> tuple[str, ...]:
+    if cell.status != "time":
+        reason = f"{cell.status}: {cell.detail}" if cell.detail else cell.status
+        return (cell.workload.title, cell.backend, reason, *[""] * (len(COLUMNS) - 3))
+    copy = results.machine.get("ceilings", {}).get("copy")
+    relative = results.relative(cell)
+    return (
+        cell.workload.title,
+        cell.backend,
+        f"{cell.median:.3f}" if cell.median < 100 else f"{cell.median:.1f}",
+        f"± {cell.spread:.1%}",
+        f"{cell.tflops:.3g}",
+        f"{cell.bandwidth:.3g}",
+        f"{cell.bandwidth / copy:.0%}" if copy else "",
+        "" if cell.peak is None else amount(cell.peak),
+        "" if relative is None else f"{relative:.2f} x",
+        "" if cell.first_call is None else f"{cell.first_call:.2g} s",
+    )
+
+
+def amount(count: float) -> str:
+    """Bytes, in powers of 1024."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if count < 1024:
+            return f"{count:.3g} {unit}"
+        count /= 1024
+    return f"{count:.3g} TiB"
+
+
+def machine_line(results: Results) -> str:
+    """The machine, versions, commit and ceilings, in a sentence or two."""
+    machine, settings = results.machine, results.settings
+    versions = ", ".join(f"{name} {number}" for name, number in machine.get("versions", {}).items())
+    ceilings = machine.get("ceilings", {})
+    reached = ", ".join(f"{value:g} TFLOP/s in {name}" for name, value in ceilings.items() if name != "copy")
+    parts = [f"{machine.get('name')} ({machine.get('device')}), {versions}"]
+    if machine.get("commit"):
+        parts.append(f"commit {machine['commit']}")
+    if ceilings:
+        parts.append(f"a matrix product reaches {reached}, a copy {ceilings.get('copy', 0):g} GB/s")
+    if settings.get("relative_to"):
+        parts.append(f"relative: times as fast as {settings['relative_to']}")
+    return "; ".join(parts)
+
+
+def changes_table(changes: Sequence[Change]) -> list[tuple[str, ...]]:
+    """Rows of CHANGES, what changed first."""
+    order = ("broken", "slower", "mended", "faster", "same")
+    return [_changed(change) for change in sorted(changes, key=lambda change: order.index(change.verdict))]
+
+
+def _changed(change: Change) -> tuple[str, ...]:
+    old, new = (f"{cell.median:.4g} ms" if cell.status == "time" else cell.status for cell in (change.old, change.new))
+    by = "" if change.ratio is None else f"{change.ratio - 1:+.1%}"
+    noise = "" if change.threshold is None else f"{change.threshold:.1%}"
+    return (change.new.workload.id, change.new.backend, old, new, by, noise, change.verdict)

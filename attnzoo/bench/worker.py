@@ -1,0 +1,211 @@
+"""worker: one backend in a process of its own. `python -m attnzoo.bench.worker NAME` answers JSON lines on stdin.
+
+    {"do": "devices"}                      the device types that the backend claims; none means any
+    {"do": "prepare", "workload": {...}}   the first call, whether it is right, peak memory
+    {"do": "burst", "seconds": 0.1}        times of calls of the prepared workload, in ms
+    {"do": "release"}                      forget it
+
+What a plugin prints goes to stderr; stdout carries the answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnzoo.backend import Backend
+from attnzoo.bench.timing import as_graph, burst, peak_bytes, synchronize
+from attnzoo.bench.truth import assert_right
+from attnzoo.bench.workload import Workload
+from attnzoo.errors import in_words
+from attnzoo.inputs import AttentionInputs
+from attnzoo.layout import BlockLayout
+from attnzoo.registry import default, reasons_against
+from attnzoo.spec import AttentionSpec
+from attnzoo.testing.failure import ConformanceError
+
+__all__ = ["Prepared", "Worker"]
+
+OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
+SHARE_OF_MEMORY = 0.8  # of what is free, on the CPU: the machine's other work goes on
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A workload's tensors on their device, and the backend that is to take them."""
+
+    backend: Backend
+    workload: Workload
+    spec: AttentionSpec
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    grad_o: Tensor
+    layout: BlockLayout | None
+
+    @classmethod
+    def of(cls, backend: Backend, workload: Workload) -> Prepared:
+        q, k, v, grad_o = workload.tensors()
+        layout = workload.block_layout(q.device)
+        spec = AttentionSpec.of(q, k, v, layout=layout, **workload.call_options())
+        return cls(backend, workload, spec, q, k, v, grad_o, layout)
+
+    def forward(self) -> Tensor:
+        inputs = AttentionInputs.of(self.spec, self.q, self.k, self.v, layout=self.layout)
+        o, _ = self.backend.attend(self.spec, inputs)
+        return o
+
+    def backward(self, o: Tensor, *, retains: bool = False) -> tuple[Tensor, ...]:
+        return torch.autograd.grad(o, (self.q, self.k, self.v), self.grad_o, retain_graph=retains)
+
+    def call(self) -> Callable[[], object]:
+        """What is timed; for a backward alone, its forward is done here."""
+        if self.workload.direction == "forward":
+            return self.forward
+        if self.workload.direction == "both":
+            return lambda: self.backward(self.forward())
+        o = self.forward()
+        return lambda: self.backward(o, retains=True)
+
+    def first_call(self) -> float:
+        """Seconds of the first call, compilation included; raises ConformanceError if its results are wrong."""
+        started = time.perf_counter()
+        o = self.forward()
+        grads = () if self.workload.direction == "forward" else self.backward(o)
+        synchronize(self.spec.device)
+        seconds = time.perf_counter() - started
+        inputs = {"q": self.q, "k": self.k, "v": self.v, "grad_o": self.grad_o} | dict(zip(("dq", "dk", "dv"), grads))
+        assert_right(self.workload, self.spec, inputs, self.layout, o.detach())
+        return seconds
+
+    def times(self, seconds: float) -> list[float]:
+        with self._stream() as stream:
+            call = self.call()
+        if stream is not None:
+            call = as_graph(call, stream)
+        return burst(call, self.spec.device, seconds=seconds, is_cold=self.workload.cache == "cold")
+
+    @contextlib.contextmanager
+    def _stream(self) -> Iterator[torch.cuda.Stream | None]:
+        if self.workload.launch != "graph":
+            yield None
+            return
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield stream
+        torch.cuda.current_stream().wait_stream(stream)
+
+    def peak(self) -> int:
+        """Bytes beyond the inputs that the forward, and the backward where it is timed, take at their highest."""
+
+        def call() -> object:
+            o = self.forward()
+            return o, self.backward(o) if self.workload.direction != "forward" else ()
+
+        return peak_bytes(call, self.spec.device)
+
+
+class Worker:
+    """Answers requests about one backend; holds at most one workload."""
+
+    def __init__(self, name: str) -> None:
+        self.backend = default().get(name)
+        self.prepared: Prepared | None = None
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Whatever is raised becomes a status: "unsupported", "out of memory", "wrong" or "error"."""
+        try:
+            return self._do(request)
+        except ConformanceError as error:
+            return {"status": "wrong", "detail": str(error)}
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            return {"status": "out of memory", "detail": _first_line(error)}
+        except BaseException as error:  # SystemExit too: a plugin's doing
+            if any(words in str(error) for words in OUT_OF_MEMORY):
+                return {"status": "out of memory", "detail": _first_line(error)}
+            traceback.print_exc()
+            return {"status": "error", "detail": _first_line(error)}
+
+    def _do(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["do"] == "burst":
+            assert self.prepared is not None
+            times = self.prepared.times(request["seconds"])
+            self._free()
+            return {"status": "ok", "times": times}
+        if request["do"] == "devices":
+            return {"status": "ok", "devices": sorted(self.backend.capabilities.devices)}
+        self.prepared = None
+        self._free()
+        return self._prepare(Workload(**request["workload"])) if request["do"] == "prepare" else {"status": "ok"}
+
+    def _prepare(self, workload: Workload) -> dict[str, Any]:
+        reasons = reasons_against(self.backend, workload.spec())
+        if not reasons:
+            prepared = Prepared.of(self.backend, workload)
+            reasons = reasons_against(self.backend, prepared.spec)
+        if reasons:
+            return {"status": "unsupported", "detail": "; ".join(reasons)}
+        first = prepared.first_call()
+        self._free()
+        peak = prepared.peak()
+        self.prepared = prepared
+        return {"status": "ok", "first_call": first, "peak": peak}
+
+    def _free(self) -> None:
+        """Hand cached memory back: the other backends' processes share the device."""
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def _first_line(error: BaseException) -> str:
+    lines = [line for line in in_words(error).splitlines() if line.strip()]
+    return lines[0][:300] if lines else type(error).__name__
+
+
+def limit_memory() -> None:
+    """Let an allocation beyond most of what is free fail here, rather than the machine."""
+    try:
+        import resource
+
+        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+        free = int(int(lines["MemAvailable"].split()[0]) * 1024 * SHARE_OF_MEMORY)
+        resource.setrlimit(resource.RLIMIT_DATA, (free, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    except (ImportError, OSError, KeyError, ValueError):  # not Linux
+        return
+
+
+def main(name: str) -> None:
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+
+    def send(answer: dict[str, Any]) -> None:
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+    if not torch.cuda.is_available():
+        limit_memory()
+    try:
+        worker = Worker(name)
+    except BaseException as error:  # SystemExit too
+        traceback.print_exc()
+        send({"status": "error", "detail": _first_line(error)})
+        return
+    send({"status": "ok"})
+    for line in sys.stdin:
+        send(worker.answer(json.loads(line)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

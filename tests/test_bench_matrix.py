@@ -1,0 +1,96 @@
+"""Workloads and matrices: what a file means, what is refused, and that a workload's own options make it again."""
+
+from __future__ import annotations
+
+import pytest
+
+from attnzoo.bench.matrix import QUICK_CPU, QUICK_CUDA, Matrix, workloads_of
+from attnzoo.bench.workload import Workload
+
+
+def matrix_of(tmp_path, text):
+    path = tmp_path / "matrix.toml"
+    path.write_text(text)
+    return Matrix.from_toml(path)
+
+
+def test_lists_are_crossed_and_sizes_derived(tmp_path):
+    text = """
+        backends = ["naive", "tiled"]
+        relative_to = "naive"
+        rounds = 7
+        [[workloads]]
+        tokens = 4096
+        width = 256
+        length = [512, 1024]
+        head_dim = [64, 128]
+        causal = [true, false]
+    """
+    matrix = matrix_of(tmp_path, text)
+    assert (matrix.backends, matrix.rounds, matrix.relative_to) == (("naive", "tiled"), 7, "naive")
+    assert len(matrix.workloads) == 8, matrix.workloads
+    sizes = {(w.length, w.head_dim, w.batch, w.heads, w.kv_heads, w.kv_length) for w in matrix.workloads}
+    assert sizes == {(512, 64, 8, 4, 4, 512), (512, 128, 8, 2, 2, 512), (1024, 64, 4, 4, 4, 1024), (1024, 128, 4, 2, 2, 1024)}
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("rounds = 3", "no workload"),
+        ("[[workloads]]\nlenght = 4", "lenght"),
+        ("speed = 3\n[[workloads]]\nlength = 4", "speed"),
+        ("[[workloads]]\nlength = 0", "length is 0"),
+        ("[[workloads]]\nlength = '4'", "length is '4'"),
+        ("[[workloads]]\ndtype = 'int8'", "dtype is 'int8'; it takes float16"),
+        ("[[workloads]]\ndirection = 'sideways'", "it takes forward, backward, both"),
+        ("[[workloads]]\nheads = 4\nkv_heads = 3", "not a divisor"),
+        ("[[workloads]]\nlaunch = 'graph'", "which is CUDA's"),
+        ("[[workloads]]\nlayout = 'spiral'", "layout is 'spiral'"),
+        ("[[workloads]]\nlayout = 'random'", "random takes a number"),
+        ("[[workloads]]\nlayout = 'butterfly:3'", "butterfly takes no number"),
+        ("[[workloads]]\ntokens = 64\nbatch = 2", "both tokens and batch"),
+        ("rounds = 0\n[[workloads]]\nlength = 4", "rounds is 0"),
+        ("backends = ['a']\nrelative_to = 'b'\n[[workloads]]\nlength = 4", "none of the backends a"),
+        ("workloads = 3", "write each as a"),
+        ("[[workloads]", "matrix.toml"),
+    ],
+)
+def test_what_does_not_fit_is_named(tmp_path, text, part):
+    with pytest.raises(ValueError, match=part):
+        matrix_of(tmp_path, text)
+
+
+def test_ids_are_unique_and_the_quick_matrices_hold():
+    for entries in (QUICK_CPU, QUICK_CUDA):
+        workloads = workloads_of(entries)
+        assert len({workload.id for workload in workloads}) == len(workloads), "two workloads have one id"
+        assert {workload.direction for workload in workloads} >= {"forward", "backward"}
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        Workload(causal=True, length=100, kv_length=300, heads=8, kv_heads=2, direction="both", cache="cold"),
+        Workload(layout="random:0.25", length=256, kv_length=256, block=64, direction="backward"),
+    ],
+    ids=lambda workload: workload.id,
+)
+def test_its_options_make_it_again(workload):
+    options = dict(zip(workload.options()[::2], workload.options()[1::2]))
+    causal = "--causal" in workload.options()
+    entry = {name: getattr(workload, name) for name in ("block",)} | {"causal": causal}
+    for option, text in options.items():
+        name = option.removeprefix("--").replace("-", "_")
+        if name in Workload.__dataclass_fields__ and name not in entry:
+            entry[name] = int(text) if text.isdigit() else text
+    assert workloads_of([entry]) == (workload,), workload.options()
+
+
+def test_useful_flops_and_compulsory_bytes():
+    forward, backward, both = (Workload(batch=2, length=256, kv_length=256, direction=d).cost() for d in ("forward", "backward", "both"))
+    assert forward.flops == 4 * 2 * 8 * 256 * 256 * 64, forward
+    assert backward.flops == 2.5 * forward.flops, "the backward has five products where the forward has two"
+    assert forward.flops + backward.flops == both.flops
+    assert forward.hbm_bytes + backward.hbm_bytes == both.hbm_bytes
+    sparse = Workload(batch=2, length=256, kv_length=256, layout="random:0.5", block=128).cost()
+    assert sparse.flops == forward.flops // 2, "half of the blocks exist"

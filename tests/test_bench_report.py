@@ -1,0 +1,131 @@
+"""Reports: noise-aware changes, tables, pictures and the page, from results made by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from attnzoo.bench.compare import compare
+from attnzoo.bench.page import page
+from attnzoo.bench.plots import figures
+from attnzoo.bench.results import Cell, Results
+from attnzoo.bench.tables import family_tables, machine_line
+from attnzoo.bench.workload import Workload
+
+MACHINE = {
+    "name": "A <machine>",
+    "device": "cpu",
+    "versions": {"torch": "2.0"},
+    "ceilings": {"float32": 0.5, "copy": 20.0},
+    "commit": "abc",
+}
+
+
+def cell(backend, *rounds, length=1024, layout="", density=1.0, status="time", detail=""):
+    workload = Workload(length=length, kv_length=length, layout=layout)
+    return Cell(backend, workload, status, detail, tuple(rounds), 0.25, 2**20, 4 * 10**9, 10**7, density)
+
+
+def results(*cells):
+    return Results(MACHINE, {"relative_to": "a"}, list(cells))
+
+
+FULL = results(
+    cell("a", 1.0, 1.1, 1.2, length=512),
+    cell("b", 2.0, 2.0, 2.0, length=512),
+    cell("a", 4.0, 4.0, 4.0),
+    cell("b", status="wrong", detail="o: off <by> much"),
+    cell("c", status="unsupported", detail="it takes cuda"),
+    cell("a", 1.0, 1.0, 1.0, layout="random:0.5", density=0.5),
+    cell("a", 2.0, 2.0, 2.0, layout="random:1", density=1.0),
+)
+
+
+def test_numbers_of_a_cell():
+    timed = cell("a", 3.0, 1.0, 2.0)
+    assert timed.median == 2.0
+    assert timed.spread == 0.5, "half of 3 - 1, as a share of 2"
+    assert timed.tflops == 2.0, "4 GFLOP in 2 ms"
+    assert timed.bandwidth == 5.0, "10 MB in 2 ms, in GB/s"
+    assert Cell.from_dict(timed.to_dict()) == timed
+
+
+def test_relative_speed_pairs_the_rounds():
+    drifting = results(cell("a", 1.0, 2.0, 4.0), cell("b", 2.0, 4.0, 8.0))
+    assert drifting.relative(drifting.cells[1]) == 0.5, "both slow down, their ratio does not"
+    assert drifting.relative(cell("b", 1.0, length=8)) is None, "there is nothing to compare with"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "verdict"),
+    [
+        ((1.0, 1.0, 1.0), (1.02, 1.02, 1.02), "same"),
+        ((1.0, 1.0, 1.0), (1.05, 1.05, 1.05), "slower"),
+        ((1.0, 1.0, 1.0), (0.9, 0.9, 0.9), "faster"),
+        ((0.9, 1.0, 1.1), (1.05, 1.1, 1.15), "same"),
+        ((0.9, 1.0, 1.1), (1.3, 1.3, 1.3), "slower"),
+    ],
+)
+def test_a_change_within_the_noise_is_none(old, new, verdict):
+    (change,) = compare(results(cell("a", *old)), results(cell("a", *new)))
+    assert change.verdict == verdict, change
+
+
+def test_a_cell_that_lost_its_time_is_broken():
+    (change,) = compare(results(cell("a", 1.0)), results(cell("a", status="wrong")))
+    assert change.verdict == "broken", change
+
+
+def test_tables_say_what_each_cell_is():
+    ((family, rows), (_, layout_rows)) = family_tables(FULL)
+    assert "forward, fp32" in family, family
+    assert len(rows) == 5, rows
+    by_key = {(row[0].split()[1], row[1]): row for row in rows}
+    assert by_key["512", "b"][8] == "0.55 x", by_key["512", "b"]
+    assert by_key["1024", "b"][2] == "wrong: o: off <by> much"
+    assert by_key["1024", "c"][2] == "unsupported: it takes cuda"
+    assert len(layout_rows) == 2
+    assert "commit abc" in machine_line(FULL)
+
+
+def test_pictures_hold_every_time():
+    made = figures(FULL)
+    assert set(made) == {"Speed against length", "Memory against length", "Time against density", "Roofline"}, set(made)
+    (axes,) = made["Speed against length"].axes
+    lines = {line.get_marker(): (list(line.get_xdata()), list(line.get_ydata())) for line in axes.lines}
+    expected = (4e9 / 1.1 / 1e9, 4e9 / 4.0 / 1e9)
+    assert lines["o"][0] == [512, 1024], lines
+    assert lines["o"][1] == pytest.approx(expected), lines
+    assert figures(results(cell("a", status="wrong"))) == {}, "nothing to draw is no picture"
+
+
+class Fetches(HTMLParser):
+    """Collects what a browser would fetch, and the text."""
+
+    def __init__(self):
+        super().__init__()
+        self.links, self.text, self.tags = [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href", "xlink:href") and not (value or "").startswith("#")]
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_the_page_holds_all_and_fetches_nothing():
+    html = page(FULL, compare(FULL, dataclasses.replace(FULL)))
+    seen = Fetches()
+    seen.feed(html)
+    assert seen.links == [], f"the page fetches {seen.links}"
+    assert not re.search(r"url\((?!#)|@import", html), "a style fetches something"
+    text = " ".join(seen.text)
+    assert seen.tags.count("svg") == 4, "one picture is missing"
+    assert "A <machine>" in text, "text is escaped, and shown as it is"
+    assert "o: off <by> much" in text
+    assert "7 of 7 cells are the same within the noise" in text
+    assert text.count("attnzoo bench --backend") == len(FULL.cells), "each cell has the command that repeats it"

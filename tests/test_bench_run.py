@@ -1,0 +1,200 @@
+"""The run: right before fast, a crash or a hang costs one cell, finished cells are on disk, and a second run resumes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from distribution import hook, install
+
+from attnzoo.bench.matrix import Matrix
+from attnzoo.bench.processes import Contestant
+from attnzoo.bench.results import Results
+from attnzoo.bench.run import contestants, run
+from attnzoo.bench.truth import assert_right
+from attnzoo.bench.worker import Prepared
+from attnzoo.bench.workload import Workload
+from attnzoo.registry import default
+from attnzoo.testing import ConformanceError
+
+SMALL = Workload(batch=2, heads=2, kv_heads=1, length=40, kv_length=56, head_dim=16, causal=True, direction="backward")
+
+FAULTS = """
+    import os, time
+    import torch
+
+    class Faulty(Good):
+        def attend(self, spec, inputs):
+            if self.name == "crashing":
+                os._exit(3)
+            if self.name == "hanging":
+                time.sleep(600)
+            if self.name == "raising":
+                raise ZeroDivisionError("divided by nothing")
+            if self.name == "greedy":
+                torch.empty(2**50)
+            o, lse = super().attend(spec, inputs)
+            return (o * 1.01 if self.name == "wrong" else o), lse
+
+        def unsupported_reasons(self, spec):
+            return ["it is tired"] if self.name == "tired" else []
+"""
+NAMES = ("crashing", "raising", "greedy", "wrong", "tired")
+
+
+def quiet(workload, step, finished):
+    pass
+
+
+@pytest.fixture
+def faulty(tmp_path, monkeypatch):
+    """Backends with a fault each, as an installed plugin of the processes that are started."""
+    names = (*NAMES, "hanging")
+    code = {"faulty": hook(f"[Faulty(name) for name in {names!r}]", before=FAULTS)}
+    install(tmp_path, "faulty", dict.fromkeys(names, "faulty"), code)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setenv("ATTNZOO_PLUGINS", "faulty")
+    return tmp_path
+
+
+def test_every_fault_has_its_status_and_costs_its_own_cells(faulty, tmp_path):
+    matrix = Matrix((SMALL, dataclasses.replace(SMALL, direction="forward")), rounds=2, seconds=0.001)
+    results = Results({}, {"relative_to": "naive"}, path=tmp_path / "out.json")
+    run(matrix, contestants(("naive", *NAMES), "cpu", 120, lambda note: pytest.fail(note)), results, quiet)
+    found = {cell.key: cell for cell in results.cells}
+    for workload in matrix.workloads:
+        status = {name: found[workload.id, name].status for name in ("naive", *NAMES)}
+        assert status == {
+            "naive": "time",
+            "crashing": "error",
+            "raising": "error",
+            "greedy": "out of memory",
+            "wrong": "wrong",
+            "tired": "unsupported",
+        }, status
+    detail = {name: found[SMALL.id, name].detail for name in NAMES}
+    assert "exited with code 3" in detail["crashing"], detail
+    assert "ZeroDivisionError: divided by nothing" in detail["raising"], detail
+    assert "o: " in detail["wrong"], detail
+    assert detail["tired"] == "it is tired", detail
+    timed = found[SMALL.id, "naive"]
+    assert len(timed.rounds) == 2, timed
+    assert timed.peak is not None
+    assert timed.peak > 2 * 2 * 40 * 56 * 4, f"the scores alone take more than {timed.peak} bytes"
+    assert Results.read(tmp_path / "out.json").cells == results.cells, "what is on disk is what was found"
+
+
+def test_a_hang_ends_with_the_time_limit(faulty):
+    contestant = Contestant("hanging", timeout=120)
+    try:
+        assert contestant.ask(do="devices")["status"] == "ok"
+        contestant.timeout = 0.5
+        answer = contestant.ask(do="prepare", workload=SMALL.to_dict())
+        assert answer == {"status": "error", "detail": "no answer within 0.5 s (prepare)"}, answer
+    finally:
+        contestant.close()
+
+
+@dataclasses.dataclass
+class Fake:
+    """Answers without a process; `ends_after` requests it is interrupted, as by Ctrl-C."""
+
+    name: str
+    ends_after: int = 10**6
+    asked: list = dataclasses.field(default_factory=list)
+    is_closed: bool = False
+
+    def ask(self, **request):
+        self.asked.append(request)
+        if len(self.asked) > self.ends_after:
+            raise KeyboardInterrupt
+        ready = {"status": "ok", "first_call": 0.5, "peak": 1000}
+        return {"status": "ok", "times": [float(len(self.asked))] * 3} if request["do"] == "burst" else ready
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_a_run_that_is_cut_off_is_resumed(tmp_path):
+    path = tmp_path / "out.json"
+    matrix = Matrix((SMALL, dataclasses.replace(SMALL, length=8)), rounds=3)
+    first = {"a": Fake("a", ends_after=6), "b": Fake("b")}
+    with pytest.raises(KeyboardInterrupt):
+        run(matrix, first, Results({"name": "here"}, path=path), quiet)
+    assert all(fake.is_closed for fake in first.values()), "a process is left behind"
+    kept = Results.read(path)
+    assert {cell.key for cell in kept.cells} == {(SMALL.id, "a"), (SMALL.id, "b")}, "the finished workload is on disk, the other isn't"
+    second = {"a": Fake("a"), "b": Fake("b")}
+    run(matrix, second, kept, quiet)
+    asked = {request["workload"]["length"] for request in second["a"].asked if request["do"] == "prepare"}
+    assert asked == {8}, f"lengths {asked} were run again"
+    assert len(Results.read(path).cells) == 4
+
+
+def test_backends_take_turns():
+    order = []
+
+    class Noted(Fake):
+        def ask(self, **request):
+            if request["do"] == "burst":
+                order.append(self.name)
+            return super().ask(**request)
+
+    run(Matrix((SMALL,), rounds=3), {name: Noted(name) for name in "abc"}, Results({}), quiet)
+    assert "".join(order) == "abcbcacab", order
+
+
+@pytest.mark.parametrize("layout", ["", "random:0.5"])
+@pytest.mark.parametrize("name", ["o", "dq", "dk", "dv"])
+def test_a_small_error_in_the_last_head_is_wrong(name, layout):
+    workload = Workload(
+        batch=2, heads=4, kv_heads=2, length=96, kv_length=96, head_dim=16, causal=not layout, direction="both", layout=layout, block=32
+    )
+    prepared = Prepared.of(default().get("tiled"), workload)
+    o = prepared.forward()
+    found = dict(zip(("dq", "dk", "dv"), prepared.backward(o))) | {"o": o.detach()}
+
+    def judge():
+        inputs = {"q": prepared.q, "k": prepared.k, "v": prepared.v, "grad_o": prepared.grad_o, **found}
+        assert_right(workload, prepared.spec, {n: t for n, t in inputs.items() if n != "o"}, prepared.layout, found["o"])
+
+    judge()
+    found[name] = found[name].clone()
+    found[name][-1, -1, 50] *= 1.001
+    with pytest.raises(ConformanceError, match=rf"^{name}: "):
+        judge()
+
+
+def test_long_sequences_are_judged_range_by_range(monkeypatch):
+    from attnzoo.bench import truth
+
+    monkeypatch.setitem(truth.LARGEST, "cpu", 96 * 10)  # ranges of ten queries
+    workload = Workload(heads=1, kv_heads=1, length=96, kv_length=96, head_dim=16, causal=True, dtype="bfloat16", direction="both")
+    prepared = Prepared.of(default().get("tiled"), workload)
+    prepared.first_call()
+    monkeypatch.setattr(prepared.backend, "forward", lambda spec, inputs: (torch.zeros_like(inputs.q), torch.zeros(1, 1, 96)), raising=True)
+    with pytest.raises(ConformanceError, match=r"^o: "):
+        prepared.first_call()
+
+
+def test_the_command_line(tmp_path):
+    out = tmp_path / "out.json"
+    command = [sys.executable, "-m", "attnzoo", "bench", "--backend", "naive", "--backend", "tiled", "--length", "64", "--heads", "2"]
+    command += ["--device", "cpu", "--rounds", "2", "--seconds", "0.001", "--output", str(out)]
+
+    def ran(*arguments):
+        return subprocess.run([*command, *arguments], capture_output=True, text=True, check=False)
+
+    done = ran("--format", "json")
+    assert done.returncode == 0, done.stderr
+    shown = json.loads(done.stdout)
+    assert [cell["status"] for cell in shown["cells"]] == ["time", "time"], shown
+    assert {"name", "versions", "commit", "ceilings"} <= shown["machine"].keys()
+    assert shown["cells"][0]["command"].startswith("attnzoo bench --backend naive --batch 1"), shown["cells"][0]["command"]
+    again = ran()
+    assert again.returncode == 2, "an existing file is not written over"
+    assert "--resume" in again.stderr, again.stderr

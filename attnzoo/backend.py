@@ -170,6 +170,10 @@ class Backend(ABC):
         """
         return self.capabilities_on(spec.device.type).reasons_against(spec)
 
+    def notes(self, spec: AttentionSpec) -> list[str]:
+        """How this backend would serve a call that it has no reasons against, such as by which kernel; for `explain`."""
+        return []
+
     @abstractmethod
     def attend(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         """Compute a call that has no reasons against it; owns its autograd.

@@ -31,6 +31,7 @@ class Explanation:
         able: every known backend without a reason against the call.
         rejected: name -> reasons of every other known backend; a plugin that failed to load gives its error.
         cost: predicted for the chosen backend; None without one.
+        notes: how the chosen backend would serve the call.
     """
 
     spec: AttentionSpec
@@ -39,6 +40,7 @@ class Explanation:
     able: tuple[str, ...]
     rejected: Mapping[str, tuple[str, ...]]
     cost: cost.Cost | None
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, registry: Registry, spec: AttentionSpec, choice: str | tuple[str, ...]) -> Explanation:
@@ -60,11 +62,11 @@ class Explanation:
             else:
                 able.append(name)
         chosen = next((name for name in order if name in able), None)
-        predicted = None
-        if chosen is not None:
-            materializes = registry.get(chosen).capabilities.materializes_scores
-            predicted = cost.predict(spec, materializes_scores=materializes)
-        return cls(spec, order, chosen, tuple(able), rejected, predicted)
+        if chosen is None:
+            return cls(spec, order, chosen, tuple(able), rejected, None)
+        backend = registry.get(chosen)
+        predicted = cost.predict(spec, materializes_scores=backend.capabilities.materializes_scores)
+        return cls(spec, order, chosen, tuple(able), rejected, predicted, tuple(backend.notes(spec)))
 
     def to_dict(self) -> dict[str, Any]:
         """Plain numbers and strings, fit for JSON."""
@@ -78,6 +80,7 @@ class Explanation:
             "able": list(self.able),
             "rejected": {name: list(reasons) for name, reasons in self.rejected.items()},
             "cost": asdict(self.cost) if self.cost else None,
+            "notes": list(self.notes),
             "spec": spec,
         }
 
@@ -87,12 +90,12 @@ class Explanation:
         return able + [(name, "rejected", "\n".join(reasons)) for name, reasons in self.rejected.items()]
 
     def summary(self) -> str:
-        """The call and the answer, a line each."""
+        """The call, the answer and the backend's notes, a line each."""
         if self.chosen is None or self.cost is None:
             return f"{described(self.spec)}\nno backend of {', '.join(self.order)} can serve this call"
         cost = self.cost
         amounts = f"{scaled(cost.flops)}FLOP, {scaled(cost.hbm_bytes)}B moved, {scaled(cost.extra_bytes)}B extra memory"
-        return f"{described(self.spec)}\n{self.chosen} would run; predicted: {amounts}"
+        return "\n".join([described(self.spec), f"{self.chosen} would run; predicted: {amounts}", *self.notes])
 
     def __str__(self) -> str:
         from rich.console import Console

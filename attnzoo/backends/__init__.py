@@ -8,7 +8,8 @@ from attnzoo.hookspecs import hookimpl
 
 @hookimpl
 def attnzoo_backends() -> list[Backend]:
+    from attnzoo.backends.flash import Flash
     from attnzoo.backends.naive import Naive
     from attnzoo.backends.tiled import Tiled
 
-    return [Naive(), Tiled()]
+    return [Flash(is_interpreted=False), Naive(), Tiled()]

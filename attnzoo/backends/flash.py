@@ -1,15 +1,18 @@
-"""flash: exact FlashAttention in portable Triton, forward and recomputing backward."""
+"""flash: exact FlashAttention, forward and recomputing backward: portable Triton kernels, and faster ones on Hopper."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import os
+from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from attnzoo.backend import FEATURES, Capabilities
+from attnzoo.backends.hopper import support
 from attnzoo.backends.recompute import Gradients, RecomputingBackend, empty_output
 from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
@@ -29,12 +32,14 @@ class Flash(RecomputingBackend):
     Args:
         is_interpreted: take CPU tensors instead and run in Triton's interpreter, which is for tests; None means
             that TRITON_INTERPRET=1 is set, which it must be before triton is imported.
+        uses_hopper: False keeps to the portable kernels also where those of Hopper could serve.
     """
 
     name = "flash"
 
-    def __init__(self, *, is_interpreted: bool | None = None) -> None:
+    def __init__(self, *, is_interpreted: bool | None = None, uses_hopper: bool = True) -> None:
         super().__init__()
+        self.uses_hopper = uses_hopper
         self.is_interpreted = os.environ.get(INTERPRET) == "1" if is_interpreted is None else is_interpreted
         features = frozenset(FEATURES) - {"layout"}
         self.capabilities = Capabilities(
@@ -52,17 +57,50 @@ class Flash(RecomputingBackend):
             reasons.append(f"a length is {longest}, it takes at most {LONGEST}")
         return [*reasons, *machine_reasons(spec.device)]
 
-    def forward(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-        from attnzoo.backends.triton.launchers import forward
+    def notes(self, spec: AttentionSpec) -> list[str]:
+        if spec.device.type != "cuda" or machine_reasons(spec.device):
+            return []
+        passes = ("forward", "backward") if spec.grads else ("forward",)
+        against = {name: self._reasons_against_hopper(spec, name) for name in passes}
+        return [f"{name}: {'portable kernel: ' + '; '.join(found) if found else 'Hopper kernel'}" for name, found in against.items()]
 
-        return forward(spec, inputs, empty_output(spec, inputs.q))
+    def _reasons_against_hopper(self, spec: AttentionSpec, name: str) -> tuple[str, ...]:
+        return reasons_against_hopper(spec, name) if self.uses_hopper else ("Flash(uses_hopper=False)",)
+
+    def forward(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
+        if not self._reasons_against_hopper(spec, "forward"):
+            from attnzoo.backends.hopper import launch
+
+            return launch.forward(spec, inputs.q, inputs.k, inputs.v)
+        from attnzoo.backends.triton import launchers
+
+        return launchers.forward(spec, inputs, empty_output(spec, inputs.q))
 
     def backward(
         self, spec: AttentionSpec, inputs: AttentionInputs, o: Tensor, lse: Tensor, grad_o: Tensor, grad_lse: Tensor | None
     ) -> Gradients:
-        from attnzoo.backends.triton.launchers import backward
+        if not self._reasons_against_hopper(spec, "backward"):
+            from attnzoo.backends.hopper import launch
 
-        return Gradients(**backward(spec, inputs, o, lse, grad_o, grad_lse))
+            grads = launch.backward(spec, inputs.q, inputs.k, inputs.v, o, lse, grad_o, grad_lse)
+            return Gradients(**{name: grad for name, grad in zip("qkv", grads) if name in spec.grads})
+        from attnzoo.backends.triton import launchers
+
+        return Gradients(**launchers.backward(spec, inputs, o, lse, grad_o, grad_lse))
+
+
+@lru_cache(maxsize=1024)
+def reasons_against_hopper(spec: AttentionSpec, name: str) -> tuple[str, ...]:
+    """Why not the Hopper kernel, or why the portable one is faster; name: "forward" or "backward"."""
+    if name == "backward":
+        return tuple(support.reasons_against(spec))
+    reasons = support.reasons_against(replace(spec, grads=()))
+    if not reasons:
+        from attnzoo.backends.triton.launchers import splits_keys
+
+        if splits_keys(spec):
+            reasons.append("so few queries or heads that the portable kernel, which splits the keys, keeps more of the card busy")
+    return tuple(reasons)
 
 
 @constant_when_traced

@@ -16,7 +16,7 @@ from attnzoo.backends.triton.combine import MOST_SPLITS, combine
 from attnzoo.backends.triton.delta import row_statistics
 from attnzoo.backends.triton.forward import forward as forward_whole
 from attnzoo.backends.triton.norms import row_norms
-from attnzoo.backends.triton.problem import Facts, Problem
+from attnzoo.backends.triton.problem import Facts, Problem, dot_precision, facts_of
 from attnzoo.backends.triton.split import split_forward
 from attnzoo.backends.triton.table import Tile
 from attnzoo.inputs import AttentionInputs
@@ -46,6 +46,11 @@ def forward(spec: AttentionSpec, inputs: AttentionInputs, o: Tensor) -> tuple[Te
         split_forward(problem, tile, splits, parts, part_lse)
         combine(problem, parts, part_lse, o, lse)
     return o, lse
+
+
+def splits_keys(spec: AttentionSpec) -> bool:
+    """Whether the forward packs a group's heads into tiles and splits the keys, as it does for few queries or few heads."""
+    return split_plan(facts_of(spec, dot_precision(spec.dtype))) is not None
 
 
 @lru_cache(maxsize=1024)

@@ -21,7 +21,7 @@ def lists_of_ranges(*ranges: tuple[Tensor, Tensor]) -> BlockLists:
     ends = counts.flatten().cumsum(0)
     total = int(ends[-1]) if len(ends) else 0
     starts = ends - counts.flatten()
-    shift = torch.repeat_interleave(first - starts, counts.flatten(), output_size=total)
-    indices = torch.arange(total, device=first.device) + shift
+    shift = torch.repeat_interleave((first - starts).to(torch.int32), counts.flatten(), output_size=total)
+    indices = torch.arange(total, dtype=torch.int32, device=first.device).add_(shift)
     offsets = torch.nn.functional.pad(counts.sum(1).cumsum(0), (1, 0))
-    return BlockLists(offsets.to(torch.int32), indices.to(torch.int32))
+    return BlockLists(offsets.to(torch.int32), indices)

@@ -268,11 +268,12 @@ CANDIDATES: dict[str, dict[int, list[tuple[int, int, int, int]]]] = {
 def run_of(kernel: str, dim: int, tile: tuple[int, ...], length: int = 8192) -> Callable[[], Any]:
     """A closure that runs one kernel under one tile over random blocks."""
     from attnzoo.backends.block_sparse_triton import backward_keys, backward_queries, forward
-    from attnzoo.backends.block_sparse_triton.launch import SparseProblem
+    from attnzoo.backends.block_sparse_triton.launch import SMALLER, SparseProblem
     from attnzoo.backends.block_sparse_triton.schedule import Schedule
     from attnzoo.backends.triton import problem, table
     from attnzoo.backends.triton.delta import RowStatistics
 
+    SMALLER.clear()
     table.HOPPER[kernel] = {256: table.Tile(*tile)}
     table.tile_for.cache_clear()
     problem.facts_of.cache_clear()

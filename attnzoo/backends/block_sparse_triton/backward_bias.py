@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnzoo.backends.block_sparse_triton.launch import SparseProblem, fitted, layout_of, tiles_of
+from attnzoo.backends.block_sparse_triton.launch import SparseProblem, layout_of, tile_of, tiles_of
 from attnzoo.backends.block_sparse_triton.tiles import dropout_kept, find_block, row_stat, rule_tile
 from attnzoo.backends.triton.delta import RowStatistics
 from attnzoo.backends.triton.launch import Kernel, Plan
@@ -136,7 +136,7 @@ KERNEL = Kernel(sparse_backward_bias_kernel)
 
 def plan(facts: Facts, wide: bool, summed: str | None, types: tuple[object, ...]) -> Plan:
     spec, layout = facts.spec, layout_of(facts)
-    tile = fitted(facts.tile("backward_bias"), layout)
+    tile = tile_of(facts, "backward_bias")
     blocks = {"BLOCK_Q": layout.block_q, "BLOCK_KV": layout.block_kv}
     constants = {**facts.constants(tile, **blocks, SUMMED=summed), "WIDE": wide}
     batch, heads = (spec.bias or (1, 1))[:2] if summed is None else (spec.batch, spec.q_heads)
@@ -154,7 +154,7 @@ def backward_bias(sparse: SparseProblem, grad_o: Tensor, stats: RowStatistics) -
     if 0 in (spec.batch, spec.q_heads, spec.q_len, spec.kv_len):
         return torch.zeros_like(bias)
     layout, g_rows = layout_of(facts), strided(grad_o)
-    tile = fitted(facts.tile("backward_bias"), layout)
+    tile = tile_of(facts, "backward_bias")
     batch, heads, rows, columns = bias.shape
     if columns == 1:  # fp32 parts, summed below: a walk over whole rows of one head keeps the card busy
         summed, parts = "columns", stats.pivot.new_empty(spec.batch, spec.q_heads, spec.q_len, 1)

@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnzoo.backends.block_sparse_triton.launch import SparseProblem, fitted, layout_of, over_queries, tiles_of
+from attnzoo.backends.block_sparse_triton.launch import SparseProblem, layout_of, over_queries, tile_of, tiles_of
 from attnzoo.backends.block_sparse_triton.tiles import dropout_kept, line_of, row_stat, rule_tile, tested_block, walk_of
 from attnzoo.backends.triton.delta import RowStatistics
 from attnzoo.backends.triton.launch import Kernel, Plan
@@ -146,7 +146,7 @@ KERNEL = Kernel(sparse_backward_keys_kernel)
 
 def plan(facts: Facts, wide: bool, has_grad_k: bool, has_grad_v: bool, types: tuple[object, ...]) -> Plan:
     spec, layout = facts.spec, layout_of(facts)
-    tile = fitted(facts.tile("backward_keys"), layout)
+    tile = tile_of(facts, "backward_keys")
     constants = {**facts.constants(tile, **over_queries(facts), GROUPED=spec.group > 1), "WIDE": wide}
     streamed = spec.q_len * (spec.head_dim + spec.value_dim) * spec.dtype.itemsize * spec.group
     programs = spec.batch * spec.kv_heads * tiles_of(spec.kv_len, layout.block_kv, tile.block_n)

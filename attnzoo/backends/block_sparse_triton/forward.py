@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnzoo.backends.block_sparse_triton.launch import SparseProblem, fitted, layout_of, over_keys, tiles_of
+from attnzoo.backends.block_sparse_triton.launch import SparseProblem, layout_of, over_keys, tile_of, tiles_of
 from attnzoo.backends.block_sparse_triton.tiles import dropout_kept, line_of, rule_tile, tested_block, walk_of
 from attnzoo.backends.triton.launch import Kernel, Plan
 from attnzoo.backends.triton.problem import Facts, is_wide, strided
@@ -125,7 +125,7 @@ KERNEL = Kernel(sparse_forward_kernel)
 
 def plan(facts: Facts, wide: bool, types: tuple[object, ...]) -> Plan:
     spec, layout = facts.spec, layout_of(facts)
-    tile = fitted(facts.tile("forward"), layout)
+    tile = tile_of(facts, "forward")
     constants = facts.constants(tile, **over_keys(facts, tile))
     streamed = spec.kv_len * (spec.head_dim + spec.value_dim) * spec.dtype.itemsize // spec.group
     programs = spec.batch * spec.q_heads * tiles_of(spec.q_len, layout.block_q, tile.block_m)

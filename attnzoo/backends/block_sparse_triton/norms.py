@@ -6,7 +6,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from attnzoo.backends.block_sparse_triton.launch import SparseProblem, fitted, layout_of, over_keys, tiles_of
+from attnzoo.backends.block_sparse_triton.launch import SparseProblem, layout_of, over_keys, tile_of, tiles_of
 from attnzoo.backends.block_sparse_triton.tiles import line_of, rule_tile, tested_block, walk_of
 from attnzoo.backends.triton.launch import Kernel, Plan
 from attnzoo.backends.triton.problem import Facts, padded_rows
@@ -85,7 +85,7 @@ KERNEL = Kernel(sparse_norms_kernel)
 
 def plan(facts: Facts, types: tuple[object, ...]) -> Plan:
     spec, layout = facts.spec, layout_of(facts)
-    tile = fitted(facts.tile("forward"), layout)
+    tile = tile_of(facts, "forward")
     blocks = over_keys(facts, tile)
     constants = {
         "HEAD_DIM": spec.head_dim,

@@ -46,12 +46,39 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        check_options(config)
     if config.getoption("--attn-device").startswith("cuda"):
         spread_gpus(config)
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(VerdictReporter(), "attnzoo-verdict")
     elif config.getoption("--attn-device").startswith("cuda"):
         config.pluginmanager.register(WorkerGuard(), "attnzoo-worker-guard")
+
+
+def check_options(config: pytest.Config) -> None:
+    """Raise UsageError for what no run could do, once, before a worker starts."""
+    for dtype in config.getoption("--attn-dtype") or ():
+        from attnzoo.testing.problem import DTYPES
+
+        if dtype not in DTYPES:
+            raise pytest.UsageError(f"--attn-dtype is {dtype}; it takes {', '.join(DTYPES)}")
+    seeds = config.getoption("--attn-seeds")
+    if seeds is not None and chunks_of(seeds) is None:
+        raise pytest.UsageError(f"--attn-seeds is {seeds!r}; it takes FIRST:STOP, two numbers of chunks")
+    for name in config.getoption("--attn-backend") or ():
+        import attnzoo
+
+        try:
+            attnzoo.get(name)
+        except LookupError as error:
+            raise pytest.UsageError(f"--attn-backend: {error}") from None
+
+
+def chunks_of(text: str) -> range | None:
+    """The chunks that `FIRST:STOP` names; None if it is not of that form."""
+    first, colon, stop = text.partition(":")
+    return range(int(first), int(stop)) if colon and first.isdigit() and stop.isdigit() else None
 
 
 # Devices
@@ -123,14 +150,9 @@ def chosen_cases(config: pytest.Config) -> list[Any]:
 def chosen_random_problems(config: pytest.Config) -> list[str]:
     """The chunks of random problems that this run draws; in the deep profile, every kernel variant before them."""
     is_deep = config.getoption("--attn-profile") == "deep"
-    chunks = range(DEEP_CHUNKS if is_deep else QUICK_CHUNKS)
     text = config.getoption("--attn-seeds")
-    if text is not None:
-        first, colon, stop = text.partition(":")
-        if not (colon and first.isdigit() and stop.isdigit()):
-            raise pytest.UsageError(f"--attn-seeds is {text!r}; it takes FIRST:STOP, two numbers of chunks")
-        chunks = range(int(first), int(stop))
-    named = [f"chunk-{number}" for number in chunks]
+    chunks = range(DEEP_CHUNKS if is_deep else QUICK_CHUNKS) if text is None else chunks_of(text)
+    named = [f"chunk-{number}" for number in chunks or ()]
     if not is_deep:
         return named
     from attnzoo.testing.variants import VARIANTS
@@ -142,6 +164,12 @@ def chosen_random_problems(config: pytest.Config) -> list[str]:
 def attn_device(request: pytest.FixtureRequest) -> str:
     """The device that --attn-device names."""
     return str(request.config.getoption("--attn-device"))
+
+
+@pytest.fixture
+def attn_dtypes(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """The dtypes that --attn-dtype names; none for all."""
+    return tuple(request.config.getoption("--attn-dtype") or ())
 
 
 @pytest.fixture

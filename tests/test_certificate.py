@@ -13,7 +13,7 @@ import torch
 import attnzoo
 from attnzoo.testing import Subject, run_case
 from attnzoo.testing.cases import CASES
-from attnzoo.testing.certificate import Certificate, Run
+from attnzoo.testing.certificate import Certificate, Run, overall
 
 RUN = Run("cpu", "x86_64", "quick", "0:10")
 
@@ -28,9 +28,9 @@ class Plain(attnzoo.Backend):
         return (inputs.q @ inputs.k.mT * spec.scale).softmax(-1) @ inputs.v, None
 
 
-def line(name: str, kind: str = "passed", *reasons: str, test: str = "test_case", **failure: str) -> dict[str, Any]:
+def line(name: str, kind: str = "passed", *reasons: str, test: str = "test_case", **more: Any) -> dict[str, Any]:
     """As `attnzoo.testing.recorder` writes it, of the backend mine."""
-    return {"test": test, "parameters": f"mine-{name}".removesuffix("-"), "kind": kind, "reasons": list(reasons), **failure}
+    return {"test": test, "parameters": f"mine-{name}".removesuffix("-"), "kind": kind, "reasons": list(reasons), **more}
 
 
 def certificate(*lines: dict[str, Any]) -> Certificate:
@@ -48,8 +48,8 @@ def test_it_counts_by_kind_family_and_feature() -> None:
         line("", test="test_refusals_are_explained"),
     )
     assert made.verdict == "FAILED"
-    assert made.counts == {"passed": 1, "refused": 2, "not applicable": 0, "failed": 1, "known failure": 1}
-    assert made.families["T06"] == {"passed": 0, "refused": 1, "not applicable": 0, "failed": 0, "known failure": 1}
+    assert made.counts == {"passed": 1, "forward only": 0, "refused": 2, "not applicable": 0, "failed": 1, "known failure": 1}
+    assert made.families["T06"] == {"passed": 0, "forward only": 0, "refused": 1, "not applicable": 0, "failed": 0, "known failure": 1}
     assert made.features["causal"]["forward"]["verdict"] == "pass"
     assert made.features["causal"]["backward"]["verdict"] == "known failure"
     assert made.features["causal"]["backward"]["refused"] == 2
@@ -58,6 +58,34 @@ def test_it_counts_by_kind_family_and_feature() -> None:
     assert made.known_failures == {"T06-causal-square-64-bf16": "it rounds"}
     assert made.failures == [{"case": "T32-plain-forward-fp32", "error": "off by one", "repeat": "again"}]
     assert made.random["passed"] == 1
+
+
+def test_a_case_judged_forward_only_passes_there_and_is_refused_with_gradients() -> None:
+    made = certificate(line("T16-bias-1h1k-fp32", "forward only", "no gradients here", has_backward=True))
+    assert made.counts["forward only"] == 1
+    assert made.features["bias"]["forward"]["passed"] == made.features["bias"]["backward"]["refused"] == 1
+    assert made.features["bias"]["forward"]["verdict"] == "pass"
+    assert made.features["bias"]["backward"]["verdict"] == "refused"
+    assert list(made.features["bias_grad"]) == ["backward"], "no forward has the gradient of a bias"
+    assert made.refusals == {"no gradients here": 1}
+    assert overall(made.dtypes["float32"]) == "forward only"
+
+
+def test_a_forward_that_failed_without_its_gradients_fails_the_forward() -> None:
+    made = certificate(line("T06-causal-square-64-fp32", "failed", error="off", repeat="again", has_backward=False))
+    assert made.features["causal"]["forward"]["verdict"] == "FAILED"
+    assert "backward" not in made.features["causal"]
+
+
+@pytest.mark.parametrize("case", ["T15-no_grad-causal", "T15-inference_mode-causal", "T26-vmapped-causal"])
+def test_a_case_that_computes_no_gradient_says_nothing_of_the_backward(case: str) -> None:
+    assert list(certificate(line(case)).features["causal"]) == ["forward"]
+
+
+def test_a_chunk_of_refused_problems_has_not_passed() -> None:
+    made = certificate(line("T32-plain-forward-fp32"), line("chunk-0", "refused", "no", test="test_random_problems"))
+    assert (made.random["passed"], made.random["refused"]) == (0, 1)
+    assert made.verdict == "pass"
 
 
 @pytest.mark.parametrize("test", ["test_refusals_are_explained", "test_random_problems"])
@@ -124,6 +152,12 @@ def test_no_check_credits_a_feature_that_is_refused(check: str) -> None:
     for case in [case for case in UNSERVED if case.check == check][:3]:
         outcome = run_case(Subject(Plain()), case, "cpu")
         assert outcome.kind != "passed", f"{case.id} passed, although {', '.join(case.problem.features)} is refused"
+
+
+def test_a_fresh_interpreter_credits_nothing() -> None:
+    """It says what importing needs, of no result."""
+    made = certificate(line("T30-named-without-gpu"), line("T30-without-triton"))
+    assert (made.counts["passed"], made.features) == (2, {})
 
 
 def test_a_malformed_call_that_is_rejected_credits_nothing() -> None:

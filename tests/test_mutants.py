@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from mutants import MUTANTS, Mutant, Reference
@@ -79,3 +81,16 @@ def test_refusals_that_no_capability_explains_are_counted():
     share, examples = unexplained_refusals(Subject(RefusesOddLengths()), "cpu")
     assert share > BackendConformance.most_unexplained_refusals
     assert "an odd length is slow here" in examples
+
+
+def test_refusals_are_counted_among_the_cases_that_are_claimed():
+    """Else a backend that claims little may refuse most of it."""
+
+    class ClaimsLittle(Mutant, abstract=True):
+        capabilities = replace(Reference.capabilities, forward={"causal"}, backward={"causal"}, dtypes={torch.float32})
+
+        def unsupported_reasons(self, spec):
+            return super().unsupported_reasons(spec) or (["not a multiple of 16"] if spec.q_len % 16 else [])
+
+    share, _ = unexplained_refusals(Subject(ClaimsLittle()), "cpu")
+    assert share > BackendConformance.most_unexplained_refusals

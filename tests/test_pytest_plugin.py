@@ -27,6 +27,15 @@ class Refusing(Naive):
         dtypes=ALL.dtypes, head_dims=(1, 300), forward=ALL.forward - {"dropout"}, backward=ALL.backward - {"dropout", "mask"}
     )
 
+class Mute(Naive):
+    name = "mute"
+    def unsupported_reasons(self, spec):
+        return ["no"]
+
+class Nothing(Naive):
+    name = "nothing"
+    capabilities = Capabilities()
+
 class Future(Naive):
     '''Causal is top-left whatever is asked.'''
     name = "future"
@@ -104,6 +113,45 @@ def test_no_backend_is_a_usage_error() -> None:
     )
     assert done.returncode != 0
     assert "Give --attn-backend NAME" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--attn-backend", "nope"], "no backend is named 'nope'"),
+        (["--attn-backend", "naive", "--attn-dtype", "fp16"], "--attn-dtype is fp16; it takes float16, bfloat16, float32, float64"),
+        (["--attn-backend", "naive", "--attn-seeds", "3"], "it takes FIRST:STOP"),
+    ],
+)
+def test_what_no_run_could_do_is_one_usage_error(tmp_path: Path, arguments: list[str], said: str) -> None:
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--pyargs", "attnzoo.conformance", "-n", "1", *arguments]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR, done.stdout + done.stderr
+    assert done.stderr.count(said) == 1
+    assert done.stdout == ""
+
+
+def test_a_known_failure_that_names_no_case_is_reported(tmp_path: Path) -> None:
+    known = "{'T06-causal-square-*': 'it is', 'random-chunk-3': 'it is', 'T06-causal-squared-*': 'it is not'}"
+    done = pytest_on(tmp_path, judged("Naive", known), "-k", "known_failures_exist", "--attn-known-failure", "naive:T99-*=no")
+    assert done.returncode == 1
+    assert "known failures of naive that name no case: T06-causal-squared-*, T99-*" in done.stdout
+    other = pytest_on(tmp_path, judged("Naive"), "-k", "known_failures_exist", "--attn-known-failure", "tiled:T99-*=no")
+    assert other.returncode == 0, "another backend's"
+
+
+def test_a_chunk_whose_every_problem_is_refused_is_a_skip(tmp_path: Path) -> None:
+    text = judged("Mute")
+    done = pytest_on(tmp_path, text, "-k", "random_problems", "--attn-seeds", "0:1")
+    assert counts_of(done.stdout) == {"skipped": 1}, done.stdout
+    assert "refused: no" in pytest_on(tmp_path, text, "-k", "random_problems", "--attn-seeds", "0:1", "-rs").stdout
+
+
+def test_random_problems_are_of_the_dtypes_asked_for(tmp_path: Path) -> None:
+    text = judged("Nothing")
+    done = pytest_on(tmp_path, text, "-k", "random_problems", "--attn-seeds", "0:1", "--attn-dtype", "float16", "-rs")
+    assert "not applicable: claims none of float16" in done.stdout
 
 
 # GPUs
@@ -207,5 +255,3 @@ def test_sample_dtypes_and_seeds_are_options(tmp_path: Path) -> None:
     names = [line for line in listed.stdout.splitlines() if "::" in line]
     assert len([name for name in names if "::test_case[" in name]) == 7
     assert [name.split("[")[1] for name in names if "random" in name] == ["chunk-3]", "chunk-4]"]
-    wrong = pytest_on(tmp_path, text, "--collect-only", "--attn-seeds", "3")
-    assert "it takes FIRST:STOP" in wrong.stdout + wrong.stderr

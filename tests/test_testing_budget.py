@@ -88,6 +88,18 @@ def test_nan_in_the_oracle_is_a_failure() -> None:
         assert_within_budget(truth.float(), truth, truth.float(), (good, good), "o")
 
 
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+@pytest.mark.parametrize("place", [0, 1])
+def test_amounts_that_are_not_finite_are_a_failure(number: float, place: int) -> None:
+    """Anything is within nan of the truth, or nothing is: such a case judges nobody."""
+    ones = torch.ones(3)
+    amounts = [ones.double(), ones.double()]
+    amounts[place] = torch.tensor([1.0, number, 1.0], dtype=torch.float64)
+    for result in (ones, ones * 2):
+        with pytest.raises(ConformanceError, match="o: the amounts of the oracle are not finite, so this case judges nothing"):
+            assert_within_budget(result, ones.double(), ones, (amounts[0], amounts[1]), "o")
+
+
 def test_nan_in_the_result_is_a_failure() -> None:
     truth = torch.ones(4, dtype=torch.float64)
     result = torch.tensor([1.0, 1.0, torch.nan, 1.0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -11,8 +12,10 @@ from attnzoo.backend import Capabilities
 from attnzoo.backends.naive import Naive
 from attnzoo.errors import UnsupportedError
 from attnzoo.testing.case import Case, Outcome, run_case
+from attnzoo.testing.cases import CASES
 from attnzoo.testing.cases.claims import FEATURES
-from attnzoo.testing.failure import ConformanceError
+from attnzoo.testing.failure import ConformanceError, ForwardError
+from attnzoo.testing.inputs import make_call
 from attnzoo.testing.problem import Problem, Table
 from attnzoo.testing.subject import Subject
 from attnzoo.testing.verdict import Entry, Verdicts
@@ -39,6 +42,105 @@ def test_a_refusal_gives_the_reasons() -> None:
     outcome = run(WithoutMask(), replace(MASKED, dtype="float16"))
     assert outcome.kind == "refused"
     assert outcome.reasons == ("mask (a bool mask) is not supported",)
+
+
+class ForwardAlone(Naive):
+    """An inference engine: masks without gradients."""
+
+    name = "forward_alone"
+    capabilities = replace(ALL, backward=ALL.backward - {"mask"})
+
+
+class BlindForward(ForwardAlone):
+    name = "blind_forward"
+
+    def attend(self, spec, inputs):
+        return super().attend(replace(spec, mask=None), replace(inputs, mask=None))
+
+
+def test_a_call_whose_gradients_are_refused_is_judged_without_them() -> None:
+    outcome = run(ForwardAlone(), MASKED)
+    assert outcome.kind == "forward only"
+    assert outcome.reasons == ("mask (a bool mask) is not supported with a gradient, only without",)
+    with pytest.raises(ForwardError, match=r"without gradients, which are refused: ConformanceError: o: .*err"):
+        run(BlindForward(), MASKED)
+
+
+def test_a_call_that_is_refused_either_way_stays_refused() -> None:
+    assert run(WithoutMask(), replace(MASKED, dtype="float16", grads=("q",))).kind == "refused"
+    assert run(ForwardAlone(), replace(MASKED, dtype="float64", return_lse=True, loss="lse")).kind == "forward only"
+
+
+def test_claims_are_those_of_the_device() -> None:
+    class ByDevice(Naive):
+        """Serves masks on the CPU alone, and claims on a card what it serves there."""
+
+        name = "by_device"
+
+        def capabilities_on(self, device):
+            return ALL if device == "cpu" else replace(ALL, forward=ALL.forward - {"mask"}, backward=ALL.backward - {"mask"})
+
+    assert run(ByDevice(), MASKED, check="claim").kind == "passed"
+    assert run(ByDevice(), PLAIN, check="declaration").kind == "passed"
+    elsewhere = replace(Subject(ByDevice()).spec(make_call(MASKED, torch.device("cpu"))), device=torch.device("cuda:1"))
+    assert ByDevice().unsupported_reasons(elsewhere) == ["mask (a bool mask) is not supported"]
+    assert "mask" not in Subject(ByDevice()).claims_on("cuda:1").forward
+
+
+def test_claims_of_a_device_are_part_of_all_claims() -> None:
+    class More(Naive):
+        name = "more"
+        capabilities = replace(ALL, forward=ALL.forward - {"mask"}, backward=ALL.backward - {"mask"})
+
+        def capabilities_on(self, device):
+            return ALL
+
+    with pytest.raises(ConformanceError, match="forward: claimed on cpu, but not in capabilities: mask"):
+        run(More(), PLAIN, check="declaration")
+
+
+class Drifting(torch.autograd.Function):
+    """The identity; its gradient is wrong, and another one each time."""
+
+    @staticmethod
+    def forward(tensor, factors):
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.factors = inputs[1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (torch.randn_like(grad) + 1) * next(ctx.factors), None
+
+
+class WrongGradients(Naive):
+    name = "wrong_gradients"
+
+    def __init__(self):
+        super().__init__()
+        self.factors = itertools.cycle([4.0, 16.0, 64.0, 256.0, 1024.0])
+
+    def attend(self, spec, inputs):
+        o, lse = super().attend(spec, inputs)
+        return Drifting.apply(o, self.factors), None if lse is None else Drifting.apply(lse, self.factors)
+
+
+GRADED = [case for case in CASES if case.problem.grads and case.judges_result and not case.device and not case.check.startswith("compiled")]
+"""With a gradient, on any device, of a backend that need not be installed."""
+
+
+@pytest.mark.parametrize("check", sorted({case.check for case in GRADED}))
+def test_a_gradient_is_judged_where_a_case_says_so(check: str) -> None:
+    """Else `feature backward: pass` may rest on checks that compute no gradient."""
+    case = next(case for case in GRADED if case.check == check)
+    try:
+        outcome = run_case(Subject(WrongGradients()), case, "cpu")
+    except ConformanceError:
+        outcome = Outcome("failed")
+    failed = outcome.kind == "failed"
+    assert failed is case.judges_gradient, f"{case.id} {'saw' if failed else 'did not see'} that the gradients are wrong"
 
 
 def test_a_required_case_may_not_be_refused() -> None:

@@ -10,6 +10,8 @@ may add. The log-sum-exp: `|err| <= tol * max(1, |lse|) + max|err_Y|`.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -41,8 +43,8 @@ def assert_within_budget(
         dtype: of q, k and v; by default that of the result. The coarser of the two counts.
 
     Raises:
-        ConformanceError: beyond the budget, of the wrong shape, or not finite; also where the truth itself is not
-            finite: a case that can't be judged has failed.
+        ConformanceError: beyond the budget, of the wrong shape, or not finite; also where the truth itself or its
+            amounts are not finite: a case that can't be judged has failed.
     """
     require(result.shape == truth.shape, f"{name} has shape {tuple(result.shape)}, the truth {tuple(truth.shape)}")
     require(bool(truth.isfinite().all()), f"{name}: the oracle itself is not finite, so this case judges nothing")
@@ -58,6 +60,7 @@ def assert_within_budget(
         reduce = torch.amax if kind == "max" else torch.mean
         found = float(reduce(error))
         floor = epsilon / 4 * float(reduce(amounts[0])) + 2 * fine * float(reduce(amounts[1]))
+        require(math.isfinite(floor), f"{name}: the amounts of the oracle are not finite, so this case judges nothing")
         allowed = ratio * float(reduce(allowed_error)) + floor
         if not found <= allowed:
             worst = error == error.amax()

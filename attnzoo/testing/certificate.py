@@ -13,16 +13,15 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnzoo.testing.verdict import Entry, Tally
+from attnzoo.testing.verdict import FORWARD_ONLY, PLAIN, Entry, Tally
 
 if TYPE_CHECKING:
     from attnzoo.testing.case import Case
 
 __all__ = ["KINDS", "Certificate", "Run", "overall"]
 
-SCHEMA = 1
-KINDS = ("passed", "refused", "not applicable", "failed", "known failure")
-PLAIN = "plain"
+SCHEMA = 2
+KINDS = ("passed", "forward only", "refused", "not applicable", "failed", "known failure")
 ROOTED_PATH = re.compile(r"(?<![\w.~/-])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+-]+){2,}")
 
 
@@ -58,7 +57,8 @@ class Certificate:
         counts: kind -> number of cases.
         random: kind -> number of chunks of random problems.
         families, dtypes: name -> kind -> number of cases.
-        features: name -> "forward" or "backward" -> kind -> number of cases, and the "verdict".
+        features: name -> "forward" or "backward" -> kind -> number of cases, and the "verdict". A case judged forward
+            only counts as passed in the one, as refused in the other.
         refusals, not_applicable: reason -> number of cases.
         known_failures: case -> declared reason.
         failures: of each the case, the error and the command that repeats it.
@@ -111,7 +111,7 @@ class Certificate:
             families=_tallied(entries, lambda entry: entry.family),
             dtypes=_tallied([entry for entry in judged if not _case(entry.case).required], lambda entry: entry.dtype),
             features=_by_feature(judged),
-            refusals=_reasons(entries, "refused"),
+            refusals=_reasons(entries, "refused", FORWARD_ONLY),
             not_applicable=_reasons(entries, "not applicable"),
             known_failures={_label(line): _scrubbed("; ".join(line["reasons"])) for line in found if line["kind"] == "known failure"},
             failures=failures,
@@ -145,7 +145,7 @@ class Certificate:
 
 
 def overall(counts: Mapping[str, int]) -> str:
-    """One word for counts by kind: `pass`, `refused`, `known failure`, `FAILED`, or `not tested`."""
+    """A word or two for counts by kind: `pass`, `forward only`, `refused`, `known failure`, `FAILED`, or `not tested`."""
     return Tally(Counter(counts)).verdict("").partition(" (")[0]
 
 
@@ -180,7 +180,7 @@ def _entry(line: Mapping[str, Any], backend: str) -> Entry:
         family=case.family,
         dtype=problem.dtype,
         features=problem.features,
-        has_backward=bool(problem.grads),
+        has_backward=line.get("has_backward", case.judges_gradient),
         kind=line["kind"],
         reasons=shown,
         judges_result=case.judges_result,
@@ -226,15 +226,15 @@ def _by_feature(entries: Sequence[Entry]) -> dict[str, dict[str, dict[str, Any]]
 
     made: dict[str, dict[str, dict[str, Any]]] = {}
     for feature in (PLAIN, *FEATURES):
-        having = [entry for entry in entries if feature in (entry.features or (PLAIN,))]
+        said = [credit for entry in entries for credit in entry.credits if credit[0] == feature]
         for direction in ("forward", "backward"):
-            counts = _counts(entry.kind for entry in having if entry.has_backward == (direction == "backward"))
+            counts = _counts(kind for _, where, kind in said if where == direction)
             if any(counts.values()):
                 made.setdefault(feature, {})[direction] = {"verdict": overall(counts), **counts}
     return made
 
 
-def _reasons(entries: Iterable[Entry], kind: str) -> dict[str, int]:
+def _reasons(entries: Iterable[Entry], *kinds: str) -> dict[str, int]:
     """Commonest first."""
-    counted = Counter(reason for entry in entries if entry.kind == kind for reason in entry.reasons)
+    counted = Counter(reason for entry in entries if entry.kind in kinds for reason in entry.reasons)
     return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))

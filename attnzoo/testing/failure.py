@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["ConformanceError", "NotApplicable", "require"]
+__all__ = ["ConformanceError", "ForwardError", "NotApplicable", "require"]
 
 
 class ConformanceError(AssertionError):
     """A backend broke the contract."""
+
+
+class ForwardError(ConformanceError):
+    """It broke the contract in the forward of a call whose gradients it refuses."""
 
 
 class NotApplicable(Exception):  # noqa: N818 (not an error: the case says nothing here)

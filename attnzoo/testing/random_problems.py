@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 
-from attnzoo.testing.case import Case, run_case
+from attnzoo.testing.case import Case, Outcome, run_case
 from attnzoo.testing.failure import ConformanceError
 from attnzoo.testing.problem import DTYPES, Problem
 from attnzoo.testing.strategies import ALL_FEATURES, problems, problems_of_variant
 from attnzoo.testing.variants import VARIANTS
+from attnzoo.testing.verdict import FORWARD_ONLY
 
 if TYPE_CHECKING:
+    from attnzoo.backend import Capabilities
     from attnzoo.testing.subject import Subject
 
 __all__ = ["run_chunk", "run_variant"]
@@ -21,28 +25,51 @@ __all__ = ["run_chunk", "run_variant"]
 EXAMPLES = {"quick": 20, "deep": 100}  # problems a chunk
 
 
-def run_chunk(subject: Subject, device: str, *, profile: str, chunk: int) -> None:
-    """The problems of one chunk.
+def run_chunk(subject: Subject, device: str, *, profile: str, chunk: int, dtypes: Sequence[str] = ()) -> Outcome:
+    """The problems of one chunk, of these dtypes alone if any are given.
+
+    Returns:
+        "passed", or "refused" if every problem was, or "not applicable" if none of the dtypes is claimed.
 
     Raises:
         ConformanceError: with the shrunk problem, and the line that repeats it.
     """
-    strategy = claimed_problems(subject) if profile == "quick" else st.sampled_from(claimed_variants(subject)).flatmap(problems_of_variant)
-    _judge_all(subject, device, strategy, examples=EXAMPLES[profile], number=chunk)
+    claims, chosen = subject.claims_on(device), claimed_dtypes(subject.claims_on(device), dtypes)
+    if not chosen:
+        return _no_dtype(dtypes)
+    if profile == "quick":
+        strategy = claimed_problems(claims, chosen)
+    else:
+        parts = [part for variant in VARIANTS for part in claimed_parts(claims, chosen, variant)]
+        strategy = st.sampled_from(parts).flatmap(problems_of_variant)
+    return _judge_all(subject, device, strategy, examples=EXAMPLES[profile], number=chunk)
 
 
-def run_variant(subject: Subject, device: str, place: int) -> None:
-    """Two problems of one kernel variant: what compiles it."""
-    _judge_all(subject, device, problems_of_variant(claimed_variants(subject)[place]), examples=2, number=place)
+def run_variant(subject: Subject, device: str, place: int, *, dtypes: Sequence[str] = ()) -> Outcome:
+    """Two problems of one kernel variant, or of each of its two parts: what compiles it."""
+    claims, chosen = subject.claims_on(device), claimed_dtypes(subject.claims_on(device), dtypes)
+    if not chosen:
+        return _no_dtype(dtypes)
+    parts = claimed_parts(claims, chosen, VARIANTS[place])
+    outcomes = [_judge_all(subject, device, problems_of_variant(part), examples=2, number=place) for part in parts]
+    return next((outcome for outcome in outcomes if outcome.kind == "passed"), outcomes[0])
 
 
-def _judge_all(subject: Subject, device: str, strategy: st.SearchStrategy[Problem], *, examples: int, number: int) -> None:
+def _no_dtype(dtypes: Sequence[str]) -> Outcome:
+    return Outcome("not applicable", (f"claims none of {', '.join(dtypes)}",))
+
+
+def _judge_all(subject: Subject, device: str, strategy: st.SearchStrategy[Problem], *, examples: int, number: int) -> Outcome:
+    kinds: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+
     @seed(number)
     @settings(
         max_examples=examples,
         database=None,
         deadline=None,
         print_blob=False,
+        report_multiple_bugs=False,
         verbosity=Verbosity.quiet,
         phases=(Phase.generate, Phase.shrink),
         suppress_health_check=list(HealthCheck),
@@ -50,45 +77,55 @@ def _judge_all(subject: Subject, device: str, strategy: st.SearchStrategy[Proble
     @given(strategy)
     def check(problem: Problem) -> None:
         try:
-            run_case(subject, Case("T00", "random", problem), device)
+            outcome = run_case(subject, Case("T00", "random", problem), device)
         except Exception as error:
             line = problem.reproduction(subject.name, device=device)
             raise ConformanceError(f"{type(error).__name__}: {error}\nrepeat: {line}") from error
+        kinds[outcome.kind] += 1
+        reasons.update(outcome.reasons)
 
     check()
+    if kinds["passed"] or kinds[FORWARD_ONLY]:
+        return Outcome("passed")
+    return Outcome("refused", tuple(reason for reason, _ in reasons.most_common(3)))
 
 
-def claimed_dtypes(subject: Subject) -> tuple[str, ...]:
-    return tuple(dtype for dtype in DTYPES if any(str(claimed) == f"torch.{dtype}" for claimed in subject.capabilities.dtypes))
+def claimed_dtypes(claims: Capabilities, dtypes: Sequence[str]) -> tuple[str, ...]:
+    """Those that are claimed, of the given ones if any are."""
+    claimed = [dtype for dtype in DTYPES if any(str(one) == f"torch.{dtype}" for one in claims.dtypes)]
+    return tuple(dtype for dtype in claimed if not dtypes or dtype in dtypes)
 
 
-def claimed_problems(subject: Subject) -> st.SearchStrategy[Problem]:
-    """Problems within what a backend claims, forward and backward."""
-    claims = subject.capabilities
-    features = ALL_FEATURES & claims.forward & claims.backward
+def claimed_problems(claims: Capabilities, dtypes: tuple[str, ...]) -> st.SearchStrategy[Problem]:
+    """Problems within what is claimed; where more is claimed without gradients than with them, half have none."""
+    forward, backward = ALL_FEATURES & claims.forward, ALL_FEATURES & claims.forward & claims.backward
     dims = (claims.head_dims[0], min(128, claims.head_dims[1]))
-    return problems(features=features, dtypes=claimed_dtypes(subject), head_dims=dims)
+    trained = problems(features=backward | (ALL_FEATURES & claims.backward & {"bias_grad"}), dtypes=dtypes, head_dims=dims)
+    if forward == backward:
+        return trained
+    return st.one_of(trained, problems(features=forward, dtypes=dtypes, head_dims=dims, has_grads=False))
 
 
-def claimed_variants(subject: Subject) -> list[dict[str, str]]:
-    """The variants, each with what the backend doesn't claim left out: every two of its claims still meet."""
-    claims = subject.capabilities
-    features = claims.forward & claims.backward
-    dtypes = claimed_dtypes(subject)
-    made = []
-    for place, variant in enumerate(VARIANTS):
-        part = dict(variant)
-        for factor in ("mask", "bias", "segments", "layout", "softcap", "sinks", "dropout", "lse", "deterministic"):
-            part[factor] = variant[factor] if factor in features else "none"
-        if part["bias"] in ("full", "heads") and "bias_grad" not in features:
-            part["bias"] = "fixed"
-        part["band"] = variant["band"] if set(_band_features(variant["band"])) <= features else "none"
-        part["group"] = variant["group"] if "grouped_heads" in features else "1"
-        part["value_dim"] = variant["value_dim"] if "value_dim" in features else "same"
-        part["dtype"] = variant["dtype"] if variant["dtype"] in dtypes else dtypes[place % len(dtypes)]
-        part["head_dim"] = str(min(max(int(variant["head_dim"]), claims.head_dims[0]), claims.head_dims[1]))
-        made.append(part)
-    return made
+def claimed_parts(claims: Capabilities, dtypes: tuple[str, ...], variant: Mapping[str, str]) -> list[dict[str, str]]:
+    """A variant with what is not claimed left out: every two claims still meet. Two of them where more is claimed without
+    gradients than with them."""
+    trained = _claimed_part(claims, dtypes, variant, claims.backward)
+    alone = {**_claimed_part(claims, dtypes, variant, claims.forward), "grads": "none"}
+    return [trained] if {**trained, "grads": "none"} == alone else [trained, alone]
+
+
+def _claimed_part(claims: Capabilities, dtypes: tuple[str, ...], variant: Mapping[str, str], features: Set[str]) -> dict[str, str]:
+    part = dict(variant)
+    for factor in ("mask", "bias", "segments", "layout", "softcap", "sinks", "dropout", "lse", "deterministic"):
+        part[factor] = variant[factor] if factor in features else "none"
+    if part["bias"] in ("full", "heads") and "bias_grad" not in claims.backward:
+        part["bias"] = "fixed"
+    part["band"] = variant["band"] if set(_band_features(variant["band"])) <= features else "none"
+    part["group"] = variant["group"] if "grouped_heads" in features else "1"
+    part["value_dim"] = variant["value_dim"] if "value_dim" in features else "same"
+    part["dtype"] = variant["dtype"] if variant["dtype"] in dtypes else dtypes[VARIANTS.index(dict(variant)) % len(dtypes)]
+    part["head_dim"] = str(min(max(int(variant["head_dim"]), claims.head_dims[0]), claims.head_dims[1]))
+    return part
 
 
 def _band_features(band: str) -> list[str]:

@@ -45,12 +45,14 @@ def line_of(report: pytest.TestReport) -> dict[str, Any]:
 
     Returns:
         `test` and `parameters`: the function, and what stands in the brackets of its id.
-        `kind`: "passed", "refused", "not applicable", "failed" or "known failure".
+        `kind`: "passed", "forward only", "refused", "not applicable", "failed" or "known failure".
+        `has_backward`: of a case, whether a gradient was judged or refused.
         `reasons`: of a refusal, of what is not applicable, of a known failure.
         `error`, `repeat`: of a failure; the first line of its message and the command that repeats it, if it has one.
     """
     test, _, parameters = report.nodeid.rpartition("::")[2].partition("[")
-    record = dict(report.user_properties).get("attnzoo")
+    properties = dict(report.user_properties)
+    record = properties.get("attnzoo", properties.get("attnzoo_random"))
     found = record if isinstance(record, dict) else {"kind": "not applicable" if report.skipped else "passed", "reasons": []}
     kind, reasons = found["kind"], found["reasons"]
     if report.failed:
@@ -58,6 +60,7 @@ def line_of(report: pytest.TestReport) -> dict[str, Any]:
     elif hasattr(report, "wasxfail"):
         kind, reasons = "known failure", [report.wasxfail]
     line = {"test": test, "parameters": parameters.removesuffix("]"), "kind": kind, "reasons": list(reasons)}
+    line |= {name: found[name] for name in ("has_backward",) if name in found}
     return {**line, **_failure(report)} if report.failed else line
 
 

@@ -36,12 +36,26 @@ BANDS = ("causal", "top_left", "bottom_right", "window")
 EXTRAS = ("mask", "bias", "bias_grad", "segments", "layout", "softcap", "sinks", "dropout", "lse", "deterministic")
 ALL_FEATURES = frozenset((*BANDS, *EXTRAS, "grouped_heads", "value_dim"))
 
+# Hypothesis puts constants of whatever local modules are loaded among its integers, from 100 on: with choices of fewer
+# than that, the problems are the same in every process and installation.
+SEEDS = st.integers(0, 99)
+DROPOUT_SEEDS = (0, 1, 2, 17, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**40 + 5, 2**63 - 1, 2**63, 2**64 - 1, 0x9E3779B97F4A7C15)
+
 
 @st.composite
 def problems(
-    draw: st.DrawFn, *, features: frozenset[str] = ALL_FEATURES, dtypes: tuple[str, ...] = DTYPES, head_dims: tuple[int, int] = (1, 128)
+    draw: st.DrawFn,
+    *,
+    features: frozenset[str] = ALL_FEATURES,
+    dtypes: tuple[str, ...] = DTYPES,
+    head_dims: tuple[int, int] = (1, 128),
+    has_grads: bool = True,
 ) -> Problem:
-    """Problems that need no feature beyond those given; simpler ones come first when shrinking."""
+    """Problems that need no feature beyond those given; simpler ones come first when shrinking.
+
+    Args:
+        has_grads: whether inputs may need a gradient.
+    """
 
     def wants(feature: str) -> bool:
         return feature in features and draw(st.booleans())
@@ -65,13 +79,13 @@ def problems(
     if wants("sinks"):
         made["sinks"] = Sinks(draw(st.sampled_from(("random", "zeros", "minus_inf", "some_minus_inf", "large"))))
     if wants("dropout"):
-        made |= {"dropout_p": draw(st.sampled_from((0.1, 0.5, 0.9))), "dropout_seed": draw(st.integers(0, 2**64 - 1))}
+        made |= {"dropout_p": draw(st.sampled_from((0.1, 0.5, 0.9))), "dropout_seed": draw(st.sampled_from(DROPOUT_SEEDS))}
     made["scale"] = draw(st.sampled_from((None, 1.0, 0.0, -0.125, 0.3)))
     made["deterministic"] = wants("deterministic")
     made["storage"] = tuple(draw(st.sampled_from(STORAGES)) for _ in range(3))
     made["offset"] = draw(st.sampled_from((0, 1, 3, 8)))
-    made |= _gradients(draw, features, made)
-    return Problem(**made, seed=draw(st.integers(0, 999)))
+    made |= _gradients(draw, features, made, has_grads)
+    return Problem(**made, seed=draw(SEEDS))
 
 
 def _sizes(draw: st.DrawFn, features: frozenset[str], head_dims: tuple[int, int]) -> dict[str, int]:
@@ -110,14 +124,14 @@ def _dims() -> st.SearchStrategy[str]:
     return st.one_of(st.just("bhqk"), full, st.sampled_from(("qk", "1k", "q1")))
 
 
-def _gradients(draw: st.DrawFn, features: frozenset[str], made: dict[str, Any]) -> dict[str, Any]:
+def _gradients(draw: st.DrawFn, features: frozenset[str], made: dict[str, Any], has_grads: bool) -> dict[str, Any]:
     """Which inputs need a gradient, what the loss reads, and how the gradient of o lies in memory."""
     inputs = ["q", "k", "v"]
     if "bias" in made and "bias_grad" in features:
         inputs.append("bias")
     if "sinks" in made:
         inputs.append("sinks")
-    grads = tuple(name for name in inputs if draw(st.booleans()))
+    grads = tuple(name for name in inputs if has_grads and draw(st.booleans()))
     has_lse = "lse" in features and draw(st.booleans())
     return {
         "grads": grads,
@@ -147,7 +161,7 @@ def problems_of_variant(draw: st.DrawFn, variant: Mapping[str, str]) -> Problem:
         "offset": draw(st.sampled_from((0, 1, 8))),
         "scale": draw(st.sampled_from((None, 1.0, -0.125))),
         "deterministic": variant["deterministic"] == "on",
-        "seed": draw(st.integers(0, 999)),
+        "seed": draw(SEEDS),
     }
     made |= _band_of_variant(draw, variant["band"]) | _inputs_of_variant(draw, variant)
     grads = {"none": (), "all": ("q", "k", "v"), "q": ("q",), "kv": ("k", "v"), "v": ("v",)}[variant["grads"]]
@@ -187,5 +201,5 @@ def _inputs_of_variant(draw: st.DrawFn, variant: Mapping[str, str]) -> dict[str,
     if variant["sinks"] == "on":
         made["sinks"] = Sinks(draw(st.sampled_from(("random", "minus_inf", "some_minus_inf", "large"))))
     if variant["dropout"] == "on":
-        made |= {"dropout_p": 0.3, "dropout_seed": draw(st.integers(0, 2**64 - 1))}
+        made |= {"dropout_p": 0.3, "dropout_seed": draw(st.sampled_from(DROPOUT_SEEDS))}
     return made

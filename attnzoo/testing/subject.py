@@ -11,7 +11,7 @@ from torch import Tensor
 
 import attnzoo
 from attnzoo.api import BoundBackend
-from attnzoo.backend import Backend
+from attnzoo.backend import Backend, Capabilities
 from attnzoo.errors import UnsupportedError
 from attnzoo.inputs import AttentionInputs
 from attnzoo.registry import reasons_against
@@ -48,6 +48,10 @@ class Subject:
         self.backend: Backend = bound.backend if isinstance(bound, BoundBackend) else bound
         self.name = self.backend.name
         self.capabilities = self.backend.capabilities
+
+    def claims_on(self, device: str | torch.device) -> Capabilities:
+        """What it claims there."""
+        return self.backend.capabilities_on(torch.device(device).type)
 
     def spec(self, call: Call) -> AttentionSpec:
         """What the call asks."""

@@ -17,8 +17,9 @@ from typing import Any, ClassVar
 import pytest
 
 from attnzoo.backend import Backend
+from attnzoo.pytest_plugin import DEEP_CHUNKS, chosen_random_problems
 from attnzoo.testing.case import Case, Outcome, run_case
-from attnzoo.testing.failure import require
+from attnzoo.testing.failure import ForwardError, require
 from attnzoo.testing.refusals import unexplained_refusals
 from attnzoo.testing.subject import Subject
 
@@ -70,9 +71,13 @@ class BackendConformance:
         known_failure(attn_case.id)
         record = _record(subject, attn_case)
         record_property("attnzoo", record)
-        outcome = run_case_with_reproduction(subject, attn_case, attn_device)
+        try:
+            outcome = run_case_with_reproduction(subject, attn_case, attn_device)
+        except ForwardError:
+            record["has_backward"] = False
+            raise
         record |= {"kind": outcome.kind, "reasons": list(outcome.reasons)}
-        if outcome.kind != "passed" and not attn_case.required:
+        if outcome.kind in ("refused", "not applicable") and not attn_case.required:
             pytest.skip(f"{outcome.kind}: {'; '.join(outcome.reasons)}")
 
     def test_refusals_are_explained(self, subject: Subject, attn_device: str) -> None:
@@ -84,27 +89,42 @@ class BackendConformance:
             f"{self.most_unexplained_refusals:.0%}: {examples}",
         )
 
+    def test_known_failures_exist(self, subject: Subject, request: pytest.FixtureRequest) -> None:
+        """A known failure whose glob names no case hides nothing and explains nothing: it is out of date."""
+        from attnzoo.testing.cases import CASES
+
+        chunks = [*chosen_random_problems(request.config), *[f"chunk-{number}" for number in range(DEEP_CHUNKS)]]
+        names = [*[case.id for case in CASES], *[f"random-{name}" for name in chunks]]
+        declared = {**self.known_failures, **_by_option(request, subject.name)}
+        stale = [pattern for pattern in declared if not fnmatch.filter(names, pattern)]
+        require(not stale, f"known failures of {subject.name} that name no case: {', '.join(stale)}")
+
     def test_random_problems(
         self,
         attn_random: str,
         attn_profile: str,
+        attn_dtypes: tuple[str, ...],
         subject: Subject,
         attn_device: str,
         known_failure: Callable[[str], None],
+        record_property: Callable[[str, object], None],
     ) -> None:
         """Hypothesis draws whole problems; a failure is shrunk and printed as one line.
 
         `attn_random` is "chunk-N", or "variant-N" in the deep profile: the kernel variants come first, so that all
-        workers compile side by side.
+        workers compile side by side. If all of its problems are refused, so is the chunk.
         """
         from attnzoo.testing.random_problems import run_chunk, run_variant
 
         known_failure(f"random-{attn_random}")
         kind, _, number = attn_random.partition("-")
         if kind == "variant":
-            run_variant(subject, attn_device, int(number))
+            outcome = run_variant(subject, attn_device, int(number), dtypes=attn_dtypes)
         else:
-            run_chunk(subject, attn_device, profile=attn_profile, chunk=int(number))
+            outcome = run_chunk(subject, attn_device, profile=attn_profile, chunk=int(number), dtypes=attn_dtypes)
+        record_property("attnzoo_random", {"kind": outcome.kind, "reasons": list(outcome.reasons)})
+        if outcome.kind != "passed":
+            pytest.skip(f"{outcome.kind}: {'; '.join(outcome.reasons)}")
 
 
 def run_case_with_reproduction(subject: Subject, case: Case, device: str) -> Outcome:
@@ -124,7 +144,7 @@ def _record(subject: Subject, case: Case) -> dict[str, Any]:
         "family": case.family,
         "dtype": problem.dtype,
         "features": list(problem.features),
-        "has_backward": bool(problem.grads),
+        "has_backward": case.judges_gradient,
         "judges_result": case.judges_result,
         "kind": "failed",
         "reasons": [],

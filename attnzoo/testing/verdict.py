@@ -7,9 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["Entry", "Tally", "Verdicts"]
+__all__ = ["FORWARD_ONLY", "PLAIN", "Entry", "Tally", "Verdicts"]
 
 PLAIN = "plain"  # a call that needs no feature
+GRADIENT_ALONE = "bias_grad"  # a feature that no forward has
+FORWARD_ONLY = "forward only"
 
 
 @dataclass(frozen=True)
@@ -17,9 +19,9 @@ class Entry:
     """One judged case of one backend.
 
     Attributes:
-        kind: "passed", "refused", "not applicable", "failed" or "known failure".
+        kind: "passed", "forward only", "refused", "not applicable", "failed" or "known failure".
         features: what the case needs; empty for a plain call.
-        has_backward: gradients were asked for.
+        has_backward: a gradient was judged, or refused.
         judges_result: as of the case; only then does the entry count for its features.
     """
 
@@ -32,6 +34,15 @@ class Entry:
     kind: str
     reasons: tuple[str, ...] = ()
     judges_result: bool = True
+
+    @property
+    def credits(self) -> list[tuple[str, str, str]]:
+        """All that it says of features: (feature, "forward" or "backward", kind)."""
+        said = [("backward" if self.has_backward else "forward", self.kind)]
+        if self.kind == FORWARD_ONLY:
+            said = [("forward", "passed"), ("backward", "refused")]
+        features = self.features or (PLAIN,)
+        return [(name, where, kind) for where, kind in said for name in features if where == "backward" or name != GRADIENT_ALONE]
 
     @classmethod
     def of(cls, record: dict[str, Any], kind: str) -> Entry:
@@ -48,20 +59,22 @@ class Tally:
     reasons: Counter[str] = field(default_factory=Counter)
     failed: list[str] = field(default_factory=list)
 
-    def add(self, entry: Entry) -> None:
-        self.kinds[entry.kind] += 1
-        self.reasons.update(entry.reasons if entry.kind == "refused" else ())
-        if entry.kind == "failed":
+    def add(self, entry: Entry, kind: str) -> None:
+        self.kinds[kind] += 1
+        self.reasons.update(entry.reasons if kind == "refused" else ())
+        if kind == "failed":
             self.failed.append(entry.case)
 
     def verdict(self, feature: str) -> str:
-        """`pass`, `refused (reason)`, `known failure`, `FAILED`, or `not tested`."""
+        """`pass`, `forward only`, `refused (reason)`, `known failure`, `FAILED`, or `not tested`."""
         if self.kinds["failed"]:
             return "FAILED"
         if self.kinds["known failure"]:
             return "known failure"
         if self.kinds["passed"]:
             return "pass"
+        if self.kinds[FORWARD_ONLY]:
+            return FORWARD_ONLY
         if self.kinds["refused"]:
             return f"refused ({self._reason(feature)})"
         return "not tested"
@@ -89,8 +102,8 @@ class Verdicts:
         tallies: dict[str, Tally] = defaultdict(Tally)
         for entry in sorted(self.entries, key=lambda entry: entry.case):
             if entry.backend == backend and entry.judges_result:
-                for feature in entry.features or (PLAIN,):
-                    tallies[feature + (" backward" if entry.has_backward else "")].add(entry)
+                for feature, direction, kind in entry.credits:
+                    tallies[feature + (" backward" if direction == "backward" else "")].add(entry, kind)
         return dict(sorted(tallies.items()))
 
     def by_family(self, backend: str) -> dict[str, Tally]:
@@ -98,7 +111,7 @@ class Verdicts:
         tallies: dict[str, Tally] = defaultdict(Tally)
         for entry in sorted(self.entries, key=lambda entry: entry.case):
             if entry.backend == backend:
-                tallies[entry.family].add(entry)
+                tallies[entry.family].add(entry, entry.kind)
         return dict(sorted(tallies.items()))
 
     def counts(self, backend: str) -> Counter[str]:

@@ -34,6 +34,19 @@ class ClaimsWhatItDropsInBackward(Mutant):
         return torch.zeros_like(super().sink_gradient(inputs, lse, delta))
 
 
+class WrongWhereOnlyForward(Mutant):
+    """Claims nothing with a gradient, and drops causal and mask where there are more than 40 keys."""
+
+    caught_by = ("T06-causal-square-64-fp32", "T17-mask-sparse-fp32")
+    passes = "T32-claim-mask-forward"
+    capabilities = replace(CAPABILITIES, backward=frozenset())
+
+    def misread(self, spec, inputs):
+        if spec.kv_len <= 40:
+            return spec, inputs
+        return replace(spec, causal=False, mask=None), replace(inputs, mask=None)
+
+
 class RefusesWhatItClaims(Mutant):
     """A window is claimed, and refused."""
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attnzoo.testing.case import Outcome
 from attnzoo.testing.checks.accuracy import judge, unchanged
 from attnzoo.testing.checks.memory import same_bits
 from attnzoo.testing.failure import ConformanceError, require
@@ -128,10 +129,10 @@ def stacked(subject: Subject, problem: Problem, device: torch.device) -> None:
         require(float(distance) <= allowed, f"real rows depend on the content of padding rows, by {float(distance):.3e}")
 
 
-def double_backward(subject: Subject, problem: Problem, device: torch.device) -> None:
-    """A backend that claims second derivatives gives them right; another one raises, or is right all the same."""
+def double_backward(subject: Subject, problem: Problem, device: torch.device) -> Outcome | None:
+    """A backend that claims second derivatives gives them right; another one raises, which is a refusal, or is right."""
     call = make_call(problem, device)
-    is_claimed = "double_backward" in subject.capabilities.backward
+    is_claimed = "double_backward" in subject.claims_on(device).backward
     try:
         found = _second_derivative(call, lambda q, k, v: subject(q, k, v, **call.options))
     except Refused:  # of the call itself: nothing is known of its second derivative
@@ -140,13 +141,14 @@ def double_backward(subject: Subject, problem: Problem, device: torch.device) ->
         if is_claimed:
             raise ConformanceError(f"{subject.name} claims double_backward, but raised {type(error).__name__}: {error}") from error
         require(bool(str(error)), "the refusal of a second derivative says nothing")
-        return
+        return Outcome("refused", (f"second derivatives raise a {type(error).__name__}",))
     wide = replace(problem, dtype="float64")
     truth = _second_derivative(make_call(wide, device), lambda q, k, v: _textbook(q, k, v, wide))
     for name, value, expected in zip("qkv", found, truth):
         distance, size = float((value.double() - expected).abs().max()), float(expected.abs().max())
         allowed = (50 * torch.finfo(value.dtype).eps + 1e-12) * max(1.0, size)
         require(distance <= allowed, f"the second derivative in {name} is off by {distance:.3e} of {size:.3e}, allowed {allowed:.3e}")
+    return None
 
 
 def _second_derivative(call: Call, function: object) -> tuple[Tensor, ...]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from attnzoo.backend import Capabilities
 from attnzoo.testing.case import Outcome
 from attnzoo.testing.checks.accuracy import accuracy
 from attnzoo.testing.failure import ConformanceError, NotApplicable, require
@@ -34,7 +35,8 @@ RULES: dict[str, dict[str, object]] = {
 
 def claim(subject: Subject, problem: Problem, device: torch.device) -> Outcome | None:
     """The smallest call that needs a feature: served and right, or refused with UnsupportedError."""
-    served = subject.capabilities.backward if problem.grads else subject.capabilities.forward
+    claims = subject.claims_on(device)
+    served = claims.backward if problem.grads else claims.forward
     unclaimed = [feature for feature in problem.features if feature not in served]
     try:
         accuracy(subject, problem, device)
@@ -51,7 +53,7 @@ def claim(subject: Subject, problem: Problem, device: torch.device) -> Outcome |
 
 def claimed_head_dims(subject: Subject, problem: Problem, device: torch.device) -> None:
     """The smallest and the largest claimed head dim run, forward and backward; the next one on either side is refused."""
-    smallest, largest = subject.capabilities.head_dims
+    smallest, largest = subject.claims_on(device).head_dims
     for dim in {smallest, min(largest, LARGEST_DIM)}:
         part = replace(problem, head_dim=dim)
         try:
@@ -66,7 +68,7 @@ def claimed_head_dims(subject: Subject, problem: Problem, device: torch.device) 
 def unclaimed_dtype(subject: Subject, problem: Problem, device: torch.device) -> None:
     """A dtype that is not claimed is refused."""
     for dtype in DTYPES:
-        if getattr(torch, dtype) not in subject.capabilities.dtypes:
+        if getattr(torch, dtype) not in subject.claims_on(device).dtypes:
             _must_refuse(subject, replace(problem, dtype=dtype), device, dtype)
 
 
@@ -91,7 +93,8 @@ def _must_refuse(subject: Subject, problem: Problem, device: torch.device, what:
 
 def all_reasons(subject: Subject, problem: Problem, device: torch.device) -> None:
     """A refusal lists every reason, not the first one alone: at least one for each unclaimed feature of the call."""
-    served = subject.capabilities.backward if problem.grads else subject.capabilities.forward
+    claims = subject.claims_on(device)
+    served = claims.backward if problem.grads else claims.forward
     unclaimed = [feature for feature in problem.features if feature not in served]
     reasons = subject.reasons(make_call(problem, device))
     require(
@@ -110,6 +113,8 @@ def declaration(subject: Subject, problem: Problem, device: torch.device) -> Non
     only_backward = subject.capabilities.backward - subject.capabilities.forward - {"bias_grad", "double_backward"}
     require(not only_backward, f"claimed with a gradient, but not without: {', '.join(sorted(only_backward))}")
     hash(subject.capabilities)
+    for kind in sorted(subject.capabilities.devices or {device.type}):
+        _check_part(subject.backend.capabilities_on(kind), subject.capabilities, kind)
     spec = subject.spec(make_call(problem, device))
     first, second = backend.unsupported_reasons(spec), backend.unsupported_reasons(spec)
     require(
@@ -118,6 +123,15 @@ def declaration(subject: Subject, problem: Problem, device: torch.device) -> Non
     require(first == second, f"unsupported_reasons gave {first} and then {second} for one spec")
     elsewhere = replace(spec, device=torch.device("cuda:7"))
     require(isinstance(backend.unsupported_reasons(elsewhere), list), "unsupported_reasons failed for a device that this machine lacks")
+
+
+def _check_part(part: Capabilities, whole: Capabilities, device: str) -> None:
+    """What is claimed on one device is part of what is claimed at all."""
+    for name in ("dtypes", "forward", "backward"):
+        beyond = getattr(part, name) - getattr(whole, name)
+        require(not beyond, f"{name}: claimed on {device}, but not in capabilities: {', '.join(sorted(map(str, beyond)))}")
+    dims = whole.head_dims[0] <= part.head_dims[0] and part.head_dims[1] <= whole.head_dims[1]
+    require(dims, f"head_dims on {device} are {part.head_dims}, beyond those of capabilities, {whole.head_dims}")
 
 
 def rules_reach_the_result(subject: Subject, problem: Problem, device: torch.device) -> None:

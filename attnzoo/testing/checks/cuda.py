@@ -100,7 +100,7 @@ def last_rows(subject: Subject, problem: Problem, device: torch.device) -> None:
     Takes one head and a long q; builds its own mask, since the kit's would be drawn on the CPU.
     """
     scores = problem.batch * problem.q_heads * problem.q_len * problem.k_len
-    needed = scores * (BYTES_A_SCORE if subject.capabilities.materializes_scores else BYTES_A_PAIR)
+    needed = scores * (BYTES_A_SCORE if subject.claims_on(device).materializes_scores else BYTES_A_PAIR)
     free, _ = torch.cuda.mem_get_info(device)
     if free < needed:
         raise NotApplicable(f"needs {needed / 2**30:.0f} GiB of free GPU memory")

@@ -98,7 +98,8 @@ def _guarded(original: Callable[..., Tensor], name: str, guards: list[tuple[Tens
 
 def poisoned_slack(subject: Subject, problem: Problem, device: torch.device) -> None:
     """NaN around the logical tensors changes no bit of the output, against zeros in the same place."""
-    deterministic = "deterministic" in (subject.capabilities.backward if problem.grads else subject.capabilities.forward)
+    claims = subject.claims_on(device)
+    deterministic = "deterministic" in (claims.backward if problem.grads else claims.forward)
     problem = replace(problem, deterministic=deterministic)
     poisoned, clean = make_call(problem, device), make_call(problem, device)
     _clean_slack(clean)

@@ -10,8 +10,9 @@ import tempfile
 import torch
 
 from attnzoo.testing.failure import NotApplicable, require
+from attnzoo.testing.inputs import make_call
 from attnzoo.testing.problem import Problem
-from attnzoo.testing.subject import Subject
+from attnzoo.testing.subject import Refused, Subject
 
 __all__ = ["cold_caches", "named_without_gpu", "without_triton"]
 
@@ -50,6 +51,9 @@ def without_triton(subject: Subject, problem: Problem, device: torch.device) -> 
 
 def cold_caches(subject: Subject, problem: Problem, device: torch.device) -> None:
     """Several processes compile and tune into one empty cache folder at once: all of them right."""
+    reasons = subject.reasons(make_call(problem, device))
+    if reasons:
+        raise Refused(subject.name, reasons)
     with tempfile.TemporaryDirectory() as folder:
         environ = {**os.environ, "TRITON_CACHE_DIR": folder, "TORCHINDUCTOR_CACHE_DIR": folder}
         command = [sys.executable, "-m", "attnzoo.testing", "--backend", _installed(subject), "--device", str(device), repr(problem)]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 import attnzoo
+from attnzoo.testing.case import Outcome
 from attnzoo.testing.checks.accuracy import judge
 from attnzoo.testing.failure import ConformanceError, NotApplicable, require
 from attnzoo.testing.inputs import Call, make_call
@@ -77,8 +79,8 @@ def _compile(subject: Subject, call: Call, device: torch.device) -> Any:
     return torch.compile(attend, fullgraph=True, backend="inductor" if device.type == "cuda" else "aot_eager")
 
 
-def vmapped(subject: Subject, problem: Problem, device: torch.device) -> None:
-    """vmap over an extra dim: right, or a clear error."""
+def vmapped(subject: Subject, problem: Problem, device: torch.device) -> Outcome | None:
+    """vmap over an extra dim: right, or a clear error, which is a refusal."""
     call = make_call(replace(problem, grads=()), device)
     expected = subject(call.q, call.k, call.v, **call.options)
     other = subject(call.q.flip(2), call.k, call.v.flip(2), **call.options)
@@ -87,17 +89,19 @@ def vmapped(subject: Subject, problem: Problem, device: torch.device) -> None:
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return subject(q, k, v, **call.options)  # type: ignore[no-any-return]
 
-    got = _attempt(lambda: torch.func.vmap(attend)(q, k, v), "vmap")
-    if got is not None:
-        require(got.shape == (2, *expected.shape), f"vmap gave shape {tuple(got.shape)}")
-        judge(Results(got[0], None, {}), replace(problem, grads=()), device)
-        distance = float((got[1] - other).abs().max())
-        allowed = 16 * torch.finfo(other.dtype).eps * float(other.abs().max())
-        require(distance <= allowed, f"vmap's second slice is off by {distance:.3e}, allowed {allowed:.3e}")
+    got, reasons = _attempt(lambda: torch.func.vmap(attend)(q, k, v), "vmap")
+    if got is None:
+        return Outcome("refused", reasons)
+    require(got.shape == (2, *expected.shape), f"vmap gave shape {tuple(got.shape)}")
+    judge(Results(got[0], None, {}), replace(problem, grads=()), device)
+    distance = float((got[1] - other).abs().max())
+    allowed = 16 * torch.finfo(other.dtype).eps * float(other.abs().max())
+    require(distance <= allowed, f"vmap's second slice is off by {distance:.3e}, allowed {allowed:.3e}")
+    return None
 
 
-def function_transforms(subject: Subject, problem: Problem, device: torch.device) -> None:
-    """torch.func.grad and forward-mode jvp: right, or a clear error."""
+def function_transforms(subject: Subject, problem: Problem, device: torch.device) -> Outcome | None:
+    """torch.func.grad and forward-mode jvp: right, or a clear error; two of these are a refusal."""
     call = make_call(problem, device)
     require(call.grad_o is not None and problem.grads == ("q", "k", "v"), "this check takes the gradients of q, k and v")
     plain = [leaf.detach() for leaf in (call.q, call.k, call.v)]
@@ -105,15 +109,17 @@ def function_transforms(subject: Subject, problem: Problem, device: torch.device
     def loss(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return (subject(q, k, v, **call.options) * call.grad_o).sum()  # type: ignore[no-any-return]
 
-    grads = _attempt(lambda: torch.func.grad(loss, argnums=(0, 1, 2))(*plain), "torch.func.grad")
+    grads, no_grad = _attempt(lambda: torch.func.grad(loss, argnums=(0, 1, 2))(*plain), "torch.func.grad")
     if grads is not None:
         with torch.no_grad():
             o, _ = subject.forward(call)
         judge(Results(o, None, dict(zip("qkv", grads))), problem, device)
     directions = tuple(torch.ones_like(tensor) for tensor in plain)
-    pair = _attempt(lambda: torch.func.jvp(lambda *args: subject(*args, **call.options), tuple(plain), directions), "torch.func.jvp")
+    jvp = partial(torch.func.jvp, lambda *args: subject(*args, **call.options), tuple(plain), directions)
+    pair, no_jvp = _attempt(jvp, "torch.func.jvp")
     if pair is not None:
         _judge_jvp(subject, call, pair[1], directions)
+    return Outcome("refused", no_grad + no_jvp) if grads is None and pair is None else None
 
 
 def _judge_jvp(subject: Subject, call: Call, derivative: Tensor, directions: tuple[Tensor, ...]) -> None:
@@ -127,15 +133,15 @@ def _judge_jvp(subject: Subject, call: Call, derivative: Tensor, directions: tup
     require(abs(forward - reverse) <= allowed, f"jvp gives {forward:.6g}, the gradients {reverse:.6g}, allowed {allowed:.1e}")
 
 
-def _attempt(function: Any, name: str) -> Any:
-    """The result, or None after a clear error."""
+def _attempt(function: Any, name: str) -> tuple[Any, tuple[str, ...]]:
+    """The result, or None and the reason after a clear error."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own, about its transforms
-            return function()
+            return function(), ()
     except Refused:
         raise
     except (RuntimeError, NotImplementedError, TypeError, ValueError) as error:
         if len(str(error)) < 10:
             raise ConformanceError(f"{name} failed without a clear error: {error!r}") from error
-        return None
+        return None, (f"{name} raises a {type(error).__name__}",)

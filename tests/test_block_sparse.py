@@ -115,7 +115,9 @@ def test_kernels_keep_the_accuracy_rule(name: str) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("name", ["blocks-pairs-20x24", "blocks-random-64x32", "blocks-pairs-3x7", "per-bh", "with-bias-over-20x24"])
+@pytest.mark.parametrize(
+    "name", ["blocks-pairs-20x24", "blocks-random-64x32", "blocks-pairs-3x7", "blocks-pairs-256x256", "per-bh", "with-bias-over-20x24"]
+)
 def test_no_kernel_goes_out_of_bounds(name: str) -> None:
     from attnzoo.testing.memory_check import checked_memory
 

@@ -18,12 +18,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
 ]
 
-CASES = {(mutant.caught_by, mutant.in_memory): None for mutant in KERNEL_MUTANTS}
+CASES = {(mutant.caught_by, mutant.in_memory, mutant.package): None for mutant in KERNEL_MUTANTS}
 
 
-@pytest.mark.parametrize(("case", "in_memory"), CASES, ids=[f"{case}{'-in-memory' * in_memory}" for case, in_memory in CASES])
-def test_the_original_passes_every_case_that_catches_a_mutant(case, in_memory, tmp_path):
-    with mutated(tmp_path, None) as backend:
+@pytest.mark.parametrize(("case", "in_memory", "package"), CASES, ids=[f"{case}{'-in-memory' * in_memory}" for case, in_memory, _ in CASES])
+def test_the_original_passes_every_case_that_catches_a_mutant(case, in_memory, package, tmp_path):
+    with mutated(tmp_path, None, package) as backend:
         assert not (touches_foreign_memory(backend, case) if in_memory else fails(backend, case))
 
 

@@ -20,8 +20,8 @@ class BlockSparse(Flash):
 
     name = "block_sparse"
 
-    def __init__(self, *, is_interpreted: bool | None = None) -> None:
-        super().__init__(is_interpreted=is_interpreted)
+    def __init__(self, *, is_interpreted: bool | None = None, uses_hopper: bool = True) -> None:
+        super().__init__(is_interpreted=is_interpreted, uses_hopper=uses_hopper)
         claimed = self.capabilities
         self.capabilities = replace(claimed, forward=claimed.forward | {"layout"}, backward=claimed.backward | {"layout"})
 

@@ -1,4 +1,7 @@
-"""Mutants of the Triton kernels of flash: one change of their source, run by Triton's interpreter. Imports no triton."""
+"""Mutants of the Triton kernels of flash and block_sparse: one change of their source, run by Triton's interpreter.
+
+Imports no triton.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,7 @@ from attnzoo.testing.failure import ConformanceError
 if TYPE_CHECKING:
     from attnzoo.backends.flash import Flash
 
-ORIGINAL = "attnzoo.backends.triton"
-SOURCES = Path(attnzoo.__file__).parent / "backends" / "triton"
+BACKENDS = Path(attnzoo.__file__).parent / "backends"
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,7 @@ class KernelMutant:
         file: of the kernels; old: a text that occurs in it once; new: what stands there instead.
         caught_by: id of the case that must catch it.
         in_memory: it is the memory checker that must catch it, on that case.
+        package: of the kernels, below attnzoo.backends.
     """
 
     name: str
@@ -40,24 +43,28 @@ class KernelMutant:
     new: str
     caught_by: str
     in_memory: bool = False
+    package: str = "triton"
 
     def source(self) -> str:
-        text = (SOURCES / self.file).read_text()
+        text = (BACKENDS / self.package / self.file).read_text()
         found = text.count(self.old)
         assert found == 1, f"{self.file} holds {self.old!r} {found} times: the kernel has changed, write the mutation {self.name} anew"
         return text.replace(self.old, self.new)
 
 
 @contextlib.contextmanager
-def mutated(folder: Path, mutant: KernelMutant | None) -> Iterator[Flash]:
-    """flash with its kernels loaded from a copy in `folder`; of None, an unchanged copy."""
+def mutated(folder: Path, mutant: KernelMutant | None, kernels: str = "triton") -> Iterator[Flash]:
+    """flash or block_sparse with their kernels loaded from a copy in `folder`; of None, an unchanged copy of `kernels`."""
+    from attnzoo.backends.block_sparse import BlockSparse
     from attnzoo.backends.flash import Flash
     from attnzoo.backends.recompute import Gradients, empty_output
 
+    kernels = mutant.package if mutant else kernels
     package = f"mutated_kernels_{mutant.name if mutant else 'none'}"
-    launchers = _load(folder / package, package, mutant)
+    launchers = _load(folder / package, package, kernels, mutant)
+    original: type[Flash] = Flash if kernels == "triton" else BlockSparse
 
-    class MutatedFlash(Flash):
+    class Mutated(original):  # type: ignore[misc, valid-type]
         def forward(self, spec, inputs):
             return launchers.forward(spec, inputs, empty_output(spec, inputs.q))
 
@@ -65,18 +72,18 @@ def mutated(folder: Path, mutant: KernelMutant | None) -> Iterator[Flash]:
             return Gradients(**launchers.backward(spec, inputs, o, lse, grad_o, grad_lse))
 
     try:
-        yield MutatedFlash()
+        yield Mutated()
     finally:
         for name in [name for name in sys.modules if name.split(".")[0] == package]:
             del sys.modules[name]
 
 
-def _load(folder: Path, package: str, mutant: KernelMutant | None):
+def _load(folder: Path, package: str, kernels: str, mutant: KernelMutant | None):
     """Write the copy, import it as a package of its own; returns its launchers."""
     folder.mkdir()
-    for path in SOURCES.glob("*.py"):
+    for path in (BACKENDS / kernels).glob("*.py"):
         text = mutant.source() if mutant and path.name == mutant.file else path.read_text()
-        (folder / path.name).write_text(text.replace(ORIGINAL, package))
+        (folder / path.name).write_text(text.replace(f"attnzoo.backends.{kernels}", package))
     spec = importlib.util.spec_from_file_location(package, folder / "__init__.py", submodule_search_locations=[str(folder)])
     assert spec is not None
     sys.modules[package] = importlib.util.module_from_spec(spec)
@@ -316,5 +323,132 @@ KERNEL_MUTANTS = (
         "walk = (spec.batch // batch, spec.q_heads // heads, 1, 1)",
         "walk = (1, spec.q_heads // heads, 1, 1)",
         "T15-grads-bias-fp32",
+    ),
+    KernelMutant(
+        "PartialMaskDeleted",
+        "Every pair of a partial block takes part.",
+        "tiles.py",
+        "return kept | (is_partial == 0)",
+        "return kept | (is_partial == is_partial)",
+        "T23-pairs-17x33",
+        package="block_sparse_triton",
+    ),
+    KernelMutant(
+        "BandOfLayoutDropped",
+        "A partial block that stores a band is not cut at its right bound.",
+        "tiles.py",
+        "kept = kept & (j - i <= high)",
+        "kept = kept & (j - i <= high + 100)",
+        "T23-band_rule-17x33",
+        package="block_sparse_triton",
+    ),
+    KernelMutant(
+        "BitsInTheOrderOfRows",
+        "The walk along a column takes its bits in the order of the rows.",
+        "schedule.py",
+        "places = None if rule.bits is None else order.to(torch.int32)",
+        "places = None",
+        "T23-pairs-17x33",
+        package="block_sparse_triton",
+    ),
+    KernelMutant(
+        "RowsTakenForColumns",
+        "dK and dV walk the lists of the rows.",
+        "schedule.py",
+        "columns=_lists(by_column, by_column_partial, heads,",
+        "columns=_lists(layout.full, layout.partial, heads,",
+        "T23-random-16x16",
+        package="block_sparse_triton",
+    ),
+    KernelMutant(
+        "OneRowForAll",
+        "Every program of a head takes its longest row.",
+        "schedule.py",
+        "order = work.argsort(dim=1, descending=True, stable=True).to(torch.int32)",
+        "order = work.argsort(dim=1, descending=True, stable=True).to(torch.int32) * 0",
+        "T23-random-17x33",
+        package="block_sparse_triton",
+    ),
+    KernelMutant(
+        "BlocksNotRescaled",
+        "The forward adds a block without rescaling what came before.",
+        "forward.py",
+        "v_tile, acc * alpha[:, None], PRECISION)",
+        "v_tile, acc, PRECISION)",
+        "T23-random-64x48",
+        package="block_sparse_triton",
+    ),
+    KernelMutant(
+        "LastBlockSkipped",
+        "The walk leaves out the last full block of a line.",
+        "tiles.py",
+        "partials + lefts + full_end - free_end, free, free_end - free\n",
+        "partials + lefts + full_end - free_end, free, free_end - free - 1\n",
+        "T23-random-64x48",
+        package="block_sparse_triton",
+    ),
+    KernelMutant(
+        "LastPartialBlockSkipped",
+        "The walk leaves out the last partial block of a line.",
+        "tiles.py",
+        "partials = partial_end - partial\n",
+        "partials = partial_end - partial - 1\n",
+        "T23-pairs-17x33",
+        package="block_sparse_triton",
+    ),
+    KernelMutant(
+        "EdgeNotTested",
+        "A full block on the call's diagonal is taken whole.",
+        "tiles.py",
+        "free_end = first_from(lists[1], free, full_end, bounds[2] // STEP)",
+        "free_end = full_end",
+        "T23-empty_rows-with-causal",
+        package="block_sparse_triton",
+    ),
+    KernelMutant(
+        "TailNotTested",
+        "A full block that the end of the keys cuts is taken whole.",
+        "launch.py",
+        "or (free and spec.kv_len % layout.block_kv != 0)",
+        "or (free and False)",
+        "T23-last_column-17x33",
+        package="block_sparse_triton",
+    ),
+    KernelMutant(
+        "HeadOfLayoutDropped",
+        "Every head walks the blocks of the first.",
+        "tiles.py",
+        "first_line = batch * batch_stride + head * head_stride",
+        "first_line = batch * batch_stride",
+        "T23-random-per-1h-fp32",
+        package="block_sparse_triton",
+    ),
+    KernelMutant(
+        "GroupWalksOneColumn",
+        "dK and dV walk the blocks of the group's first head for all of its heads.",
+        "backward_keys.py",
+        "walk_of(lists, line + member * head_stride,",
+        "walk_of(lists, line,",
+        "T23-random-per-1h-fp32",
+        package="block_sparse_triton",
+    ),
+    KernelMutant(
+        "BiasGradientEverywhere",
+        "The gradient of a bias has values where the layout has no block.",
+        "tiles.py",
+        "return is_full | is_partial, is_partial, partial",
+        "return is_full | (is_full == 0), is_partial, partial",
+        "T23-random-with-bias",
+        package="block_sparse_triton",
+    ),
+    KernelMutant(
+        "BlockLoadedBeyondTheKeys",
+        "A block that the end of the keys cuts is loaded whole.",
+        "forward.py",
+        "column_end = tl.minimum(kv_len, (block + 1) * BLOCK_KV)",
+        "column_end = (block + 1) * BLOCK_KV",
+        "T23-last_column-17x33",
+        in_memory=True,
+        package="block_sparse_triton",
     ),
 )

@@ -49,7 +49,7 @@ def _sections() -> Iterator[str]:
 
 
 def _kernel_section() -> Iterator[str]:
-    yield "\n## The Triton kernels of flash, one change of their source each\n"
+    yield "\n## The Triton kernels of flash and block_sparse, one change of their source each\n"
     with tempfile.TemporaryDirectory() as folder:
         rows = [kernel_cells(mutant, kernel_catcher(mutant, Path(folder))) for mutant in KERNEL_MUTANTS]
     yield from table(["mutant", "what is wrong", "caught by"], rows)

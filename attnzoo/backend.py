@@ -87,6 +87,7 @@ class Capabilities:
         head_dims: smallest and largest D and Dv.
         forward, backward: features (keys of `FEATURES`) served without and with a gradient.
         materializes_scores: keeps `Sq x Skv` matrices in memory (the cost model's question).
+        gradients: whether any call with a gradient is served; False refuses them all, and `backward` stays empty.
     """
 
     devices: Set[str] = frozenset()
@@ -95,12 +96,15 @@ class Capabilities:
     forward: Set[str] = frozenset()
     backward: Set[str] = frozenset()
     materializes_scores: bool = False
+    gradients: bool = True
 
     def __post_init__(self) -> None:
         for name, kind in (("devices", str), ("dtypes", torch.dtype), ("forward", str), ("backward", str)):
             object.__setattr__(self, name, _frozen(name, getattr(self, name), kind))
         if not _is_pair_of_ints(self.head_dims):
             raise TypeError(f"head_dims is {self.head_dims!r}; it takes (smallest, largest), two ints")
+        if self.backward and not self.gradients:
+            raise ValueError(f"backward claims {sorted(self.backward)}, but gradients is False: no call with one is served")
         unknown = sorted((self.forward | self.backward) - FEATURES.keys())
         if unknown:
             raise ValueError(f"unknown features {unknown}; attnzoo.backend.FEATURES lists them all: {sorted(FEATURES)}")
@@ -116,7 +120,10 @@ class Capabilities:
         for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)):
             if dim and not smallest <= dim <= largest:
                 reasons.append(f"{name} is {dim}, it takes {smallest} to {largest}")
-        served = self.backward if spec.grads else self.forward
+        has_backward = bool(spec.grads) and self.gradients
+        if spec.grads and not self.gradients:
+            reasons.append(f"a gradient of {', '.join(spec.grads)} is asked for, it has no backward")
+        served = self.backward if has_backward else self.forward
         for feature in features_of(spec):
             if feature not in served:
                 only_forward = " with a gradient, only without" if feature in self.forward else ""

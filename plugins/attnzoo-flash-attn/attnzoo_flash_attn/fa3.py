@@ -1,0 +1,51 @@
+"""fa3: FlashAttention 3, the forward of the `fa3-fwd` wheel, which has no backward, no windows and no float16."""
+
+from __future__ import annotations
+
+import importlib
+
+import torch
+from torch import Tensor
+
+from attnzoo import AttentionInputs, AttentionSpec, Backend, Capabilities
+from attnzoo_flash_attn.machine import band_reasons, hopper_reasons, is_installed
+from attnzoo_flash_attn.tensors import ready
+
+__all__ = ["Fa3"]
+
+MODULE = "fa3_fwd_interface"
+
+
+class Fa3(Backend):
+    """FlashAttention 3 (Shah et al., arXiv 2407.08608), forward only, on Hopper."""
+
+    name = "fa3"
+    capabilities = Capabilities(
+        devices=frozenset({"cuda"}),
+        dtypes=frozenset({torch.bfloat16}),
+        head_dims=(8, 256),
+        forward=frozenset({"causal", "bottom_right", "softcap", "lse", "grouped_heads"}),
+        gradients=False,
+    )
+
+    def unsupported_reasons(self, spec: AttentionSpec) -> list[str]:
+        reasons = super().unsupported_reasons(spec) + hopper_reasons(spec.device) + band_reasons(spec)
+        if spec.head_dim % 8:
+            reasons.append(f"head_dim is {spec.head_dim}, it takes multiples of 8")
+        if not is_installed(MODULE):
+            reasons.append("fa3-fwd is not installed: pip install 'attnzoo-flash-attn[fa3]'")
+        return reasons
+
+    def attend(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        q, k, v, scale = ready(spec, inputs)
+        flash_attn_func = importlib.import_module(MODULE).flash_attn_func
+        o, lse = flash_attn_func(
+            q,
+            k,
+            v,
+            softmax_scale=scale,
+            causal=spec.causal,
+            softcap=spec.softcap or 0.0,
+            return_attn_probs=True,
+        )
+        return o.transpose(1, 2), lse if spec.return_lse else None

@@ -1,0 +1,42 @@
+"""What a call needs beyond the kernels' own claims: an installed distribution and a card that it runs on."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import torch
+
+from attnzoo import AttentionSpec
+from attnzoo.tracing import constant_when_traced
+
+__all__ = ["band_reasons", "hopper_reasons", "is_installed"]
+
+
+@constant_when_traced
+def is_installed(*modules: str) -> bool:
+    """Whether one of the modules can be found; imports none of them, but for a package that holds one."""
+    for module in modules:
+        try:
+            if importlib.util.find_spec(module) is not None:
+                return True
+        except (ImportError, ValueError):
+            continue
+    return False
+
+
+@constant_when_traced
+def hopper_reasons(device: torch.device) -> list[str]:
+    """Why the card is none that these kernels were measured on."""
+    if device.type != "cuda":
+        return []  # the capabilities say so
+    if not torch.cuda.is_available():
+        return [f"the device is {device}, torch sees no CUDA device here"]
+    major, minor = torch.cuda.get_device_capability(device)
+    return [] if major == 9 else [f"compute capability is {major}.{minor}, it takes 9.0, where it was measured"]
+
+
+def band_reasons(spec: AttentionSpec) -> list[str]:
+    """Flash-attn's causal and window are bottom-right; rows with no key come of longer queries."""
+    if spec.band == (None, None) or spec.q_len <= spec.kv_len:
+        return []
+    return [f"q has length {spec.q_len} and k {spec.kv_len}, it takes causal and window where q is no longer than k"]

@@ -1,0 +1,167 @@
+"""attnzoo-flash-attn: what is not installed or not measured is refused; calls arrive at flash-attn in its own terms.
+
+The kernels run on Hopper alone. Here their places are taken by functions that read flash-attn's arguments as its own
+documentation defines them, in plain PyTorch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from types import ModuleType
+from typing import NamedTuple
+
+import pytest
+import torch
+
+import attnzoo
+from attnzoo import AttentionInputs, AttentionSpec, BlockLayout
+
+fa3 = pytest.importorskip("attnzoo_flash_attn.fa3", reason="attnzoo-flash-attn is not installed: pip install -e plugins/attnzoo-flash-attn")
+fa4 = pytest.importorskip("attnzoo_flash_attn.fa4")
+tensors = pytest.importorskip("attnzoo_flash_attn.tensors")
+
+
+class Lists(NamedTuple):
+    """As flash_attn.cute.block_sparsity names its fields."""
+
+    mask_block_cnt: torch.Tensor
+    mask_block_idx: torch.Tensor
+    full_block_cnt: torch.Tensor
+    full_block_idx: torch.Tensor
+    block_size: tuple[int, int]
+
+
+def dense(lists, rows, columns):
+    """The block table that lists stand for."""
+    assert int(lists.mask_block_cnt.sum()) == 0
+    batch, heads, lines = lists.full_block_cnt.shape
+    table = torch.zeros(batch, heads, lines, columns, dtype=torch.bool)
+    for b in range(batch):
+        for h in range(heads):
+            for line in range(rows):
+                table[b, h, line, lists.full_block_idx[b, h, line, : lists.full_block_cnt[b, h, line]].long()] = True
+    return table
+
+
+def flash_attn(q, k, v, softmax_scale, causal=False, window_size=(None, None), softcap=0.0, block_sparse_tensors=None, **others):
+    """flash-attn's semantics: (B, S, H, D), bottom-right bands, o and lse."""
+    q, k, v = (t.transpose(1, 2).double() for t in (q, k, v))
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    scores = softmax_scale * (q @ k.mT)
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
+    distance = torch.arange(k.shape[2])[None] - torch.arange(q.shape[2])[:, None] - (k.shape[2] - q.shape[2])
+    left, right = window_size
+    kept = torch.ones_like(distance, dtype=torch.bool)
+    if causal or right is not None:
+        kept &= distance <= (0 if causal else right)
+    if left is not None:
+        kept &= distance >= -left
+    if block_sparse_tensors is not None:
+        size = block_sparse_tensors.block_size[0]
+        table = dense(block_sparse_tensors, q.shape[2] // size, k.shape[2] // size)
+        transposed = dense(others["block_sparse_tensors_bwd"], k.shape[2] // size, q.shape[2] // size)
+        assert torch.equal(table.mT, transposed), "the lists of the backward are not those of the forward, transposed"
+        kept = kept & table.repeat_interleave(size, 2).repeat_interleave(size, 3)
+    scores = scores.masked_fill(~kept, -torch.inf)
+    return (scores.softmax(-1) @ v).transpose(1, 2), scores.logsumexp(-1).float()
+
+
+@pytest.fixture
+def installed(monkeypatch):
+    """Modules of flash-attn's names, with the functions above."""
+    for name in ("fa3_fwd_interface", "flash_attn.cute", "flash_attn.cute.block_sparsity"):
+        module = ModuleType(name)
+        module.flash_attn_func = flash_attn
+        module.BlockSparseTensorsTorch = lambda cnt, idx, full, full_idx, block_size: Lists(cnt, idx, full, full_idx, block_size)
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+def randn(*shape):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
+
+
+@pytest.mark.parametrize("backend", [fa3.Fa3(), fa4.Fa4()], ids=["fa3", "fa4"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"causal": True, "align": "bottom_right"},
+        {"scale": -0.3, "softcap": 2.0},
+        {"scale": 0.0},
+        {"window": (9, 4), "align": "bottom_right"},
+        {"window": (9, None), "causal": True, "align": "bottom_right"},
+        {"window": (500, 3), "align": "bottom_right"},
+    ],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_calls_arrive_as_they_are_meant(installed, backend, options):
+    if "window" in options and backend.name == "fa3":
+        pytest.skip("fa3 refuses windows")
+    q, k, v = randn(2, 4, 50, 16), randn(2, 2, 70, 16), randn(2, 2, 70, 16)
+    asked = AttentionSpec.of(q, k, v, return_lse=True, **options)
+    o, lse = backend.attend(asked, AttentionInputs.of(asked, q, k, v))
+    truth, truth_lse = attnzoo.attention(q, k, v, return_lse=True, backend="naive", **options)
+    torch.testing.assert_close(o, truth)
+    torch.testing.assert_close(lse.double(), truth_lse, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [1, 2])
+def test_layouts_arrive_as_lists_and_their_transposes(installed, heads):
+    blocks = torch.rand(1, heads, 3, 4, generator=torch.Generator().manual_seed(0)) < 0.5
+    blocks[..., 0] = True
+    layout = BlockLayout.from_blocks(blocks, block=128)
+    q, k = randn(2, 2, 384, 8), randn(2, 2, 512, 8)
+    asked = AttentionSpec.of(q, k, k, layout=layout)
+    o, _ = fa4.Fa4().attend(asked, AttentionInputs.of(asked, q, k, k, layout=layout))
+    torch.testing.assert_close(o, attnzoo.attention(q, k, k, layout=layout, backend="naive"))
+
+
+def test_rows_that_start_off_16_bytes_are_copied():
+    q = torch.zeros(1, 8, 2, 16, dtype=torch.bfloat16).transpose(1, 2)
+    asked = AttentionSpec.of(q, q, q)
+    assert tensors.ready(asked, AttentionInputs.of(asked, q, q, q))[0].data_ptr() == q.data_ptr(), "what is aligned is not copied"
+    shifted = torch.zeros(300, dtype=torch.bfloat16)[1:257].view(1, 8, 2, 16).transpose(1, 2)
+    ready = tensors.ready(asked, AttentionInputs.of(asked, shifted, q, q))[0]
+    assert ready.data_ptr() % 16 == 0, "an odd offset reaches the kernel"
+    spread = torch.zeros(1, 8, 1, 16, dtype=torch.bfloat16).expand(1, 8, 2, 16).transpose(1, 2)
+    assert 0 not in tensors.ready(asked, AttentionInputs.of(asked, spread, q, q))[0].stride(), "a stride of 0 reaches the kernel"
+
+
+def spec(**changes):
+    q = torch.empty(2, 4, 256, 64)
+    return dataclasses.replace(AttentionSpec.of(q, q, q), **{"device": torch.device("cuda"), "dtype": torch.bfloat16, **changes})
+
+
+LAYOUT = BlockLayout.from_blocks(torch.ones(2, 2, dtype=torch.bool), block=128).summary
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "changes"),
+    [
+        ("fa3", "fa3-fwd is not installed: pip install", {}),
+        ("fa4", "flash-attn-4 is not installed: pip install", {}),
+        ("fa3", "it has no backward", {"grads": ("q",)}),
+        ("fa3", "dtype is float16", {"dtype": torch.float16}),
+        ("fa3", "window (", {"window": (4, 4)}),
+        ("fa4", "device is cpu", {"device": torch.device("cpu")}),
+        ("fa4", "it takes causal and window where q is no longer than k", {"causal": True, "align": "bottom_right", "kv_len": 128}),
+        ("fa4", "top_left (", {"causal": True, "align": "top_left", "kv_len": 512}),
+        ("fa4", "head_dim is 20, it takes multiples of 8", {"head_dim": 20}),
+        ("fa4", "blocks are 64 x 128", {"layout": dataclasses.replace(LAYOUT, block_q=64)}),
+        ("fa4", "3 partial blocks", {"layout": dataclasses.replace(LAYOUT, partial_blocks=3)}),
+        ("fa4", "multiples of 128", {"layout": LAYOUT, "kv_len": 250}),
+        ("fa4", "causal or window beside a layout", {"layout": LAYOUT, "causal": True}),
+        ("fa4", "mask (", {"mask": (1, 1, 256, 256)}),
+    ],
+)
+def test_what_it_can_not_do_is_refused(name, part, changes):
+    found = attnzoo.get(name).unsupported_reasons(spec(**changes))
+    assert any(part in reason for reason in found), f"{name} says {found}"
+
+
+def test_another_card_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert any("8.0, it takes 9.0" in reason for reason in attnzoo.get("fa4").unsupported_reasons(spec()))

@@ -1,0 +1,133 @@
+"""attnzoo-flex: calls become the right mask_mod, score_mod and BlockMask; what FlexAttention can't do is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+import attnzoo
+from attnzoo import AttentionInputs, AttentionSpec, BlockLayout, UnsupportedError
+from attnzoo.testing import Subject, run_case
+from attnzoo.testing.cases import CASES
+
+backend = pytest.importorskip("attnzoo_flex.backend", reason="attnzoo-flex is not installed: pip install -e plugins/attnzoo-flex")
+blocks = pytest.importorskip("attnzoo_flex.blocks")
+
+FORWARD = [case for case in CASES if not case.problem.grads]
+
+
+def randn(*shape, dtype=torch.float32):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64).to(dtype)
+
+
+def spec(**changes):
+    q = torch.empty(2, 4, 16, 32)
+    return dataclasses.replace(AttentionSpec.of(q, q, q), **changes)
+
+
+def on_cuda(**changes):
+    return spec(**{"device": torch.device("cuda"), "dtype": torch.bfloat16, **changes})
+
+
+@pytest.mark.parametrize("case", FORWARD[:: max(len(FORWARD) // 30, 1)], ids=lambda case: case.id)
+def test_a_sample_of_the_conformance_kit(case):
+    run_case(Subject("flex_eager"), case, "cpu")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"causal": True, "align": "bottom_right"},
+        {"window": (40, 3), "align": "top_left"},
+        {"mask": torch.rand(300, 420, generator=torch.Generator().manual_seed(0)) < 0.3},
+        {"mask": torch.arange(420).view(1, 1, 1, 420) % 3 != 1, "causal": True, "align": "top_left"},
+        {"bias": torch.arange(420).mul(-0.01).view(1, 1, 1, 420), "softcap": 2.0},
+        {"segment_ids": (torch.arange(300).div(70).long().expand(2, 300), torch.arange(420).div(70).long().expand(2, 420))},
+        {"layout": attnzoo.layouts.random(300, 420, density=0.4, block=(64, 32))},
+        {"layout": attnzoo.layouts.sliding_window(300, 420, window=100, block=64, align="bottom_right")},
+        {"layout": attnzoo.layouts.random(300, 420, density=0.4, block=64), "window": (150, 10), "align": "bottom_right"},
+        {"return_lse": True, "causal": True, "align": "bottom_right"},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_each_rule_means_the_same(options):
+    q, k, v = randn(2, 4, 300, 16), randn(2, 2, 420, 16), randn(2, 2, 420, 24)
+    found = attnzoo.attention(q, k, v, backend="flex_eager", **options)
+    truth = attnzoo.attention(q, k, v, backend="naive", **options)
+    for one, other in zip(*((result if isinstance(result, tuple) else (result,)) for result in (found, truth))):
+        torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method. is deprecated:DeprecationWarning")  # Inductor's own import
+def test_the_compiled_kernel_gives_the_same_and_is_compiled_once():
+    q, k = randn(1, 4, 200, 32), randn(1, 2, 200, 32)
+    layout = attnzoo.layouts.random(200, density=0.5, block=64)
+    truth = attnzoo.attention(q, k, k, layout=layout, window=(90, 0), backend="naive")
+    torch.testing.assert_close(attnzoo.attention(q, k, k, layout=layout, window=(90, 0), backend="flex"), truth, atol=2e-6, rtol=1e-5)
+    before = counters["stats"]["unique_graphs"]
+    other = attnzoo.layouts.random(200, density=0.3, block=64, seed=1)
+    truth = attnzoo.attention(q, k, k, layout=other, window=(90, 0), backend="naive")
+    found = attnzoo.attention(q, k, k, layout=other, window=(90, 0), backend="flex")
+    torch.testing.assert_close(found, truth, atol=2e-6, rtol=1e-5)
+    assert counters["stats"]["unique_graphs"] - before <= 1, "another layout of the same kind compiles again and again"
+
+
+def test_no_recompilation_limit_is_met():
+    for length in range(20, 20 + 2 * torch._dynamo.config.recompile_limit):
+        q = randn(1, 1, length, 8)
+        torch.testing.assert_close(
+            attnzoo.attention(q, q, q, causal=True, backend="flex_eager"), attnzoo.attention(q, q, q, causal=True, backend="naive")
+        )
+
+
+def test_blocks_outside_the_band_are_skipped():
+    q = torch.empty(1, 1, 1024, 16)
+    asked = AttentionSpec.of(q, q, q, window=(128, 0))
+    made = blocks.block_mask(asked, AttentionInputs.of(asked, q, q, q))
+    listed = int(made.kv_num_blocks.sum() + made.full_kv_num_blocks.sum())
+    assert listed == 8 + 7, f"{listed} blocks of 128 x 128 are listed; the window meets 15"
+    assert blocks.block_mask(spec(), AttentionInputs.of(spec(), *randn(3, 2, 4, 16, 32))) is None, "every pair attends"
+
+
+def test_a_layout_is_converted_once():
+    layout = BlockLayout.from_blocks(torch.eye(2, dtype=torch.bool), block=64)
+    q = randn(1, 1, 128, 16)
+    asked = AttentionSpec.of(q, q, q, layout=layout)
+    first, second = (blocks.block_mask(asked, AttentionInputs.of(asked, q, q, q, layout=layout)) for _ in range(2))
+    assert first.kv_indices.data_ptr() == second.kv_indices.data_ptr(), "the lists are made anew in each call"
+
+
+@pytest.mark.parametrize(
+    ("asked", "part"),
+    [
+        (spec(grads=("q",)), "it has no backward"),
+        (spec(return_lse=True), "lse (return_lse"),
+        (spec(dtype=torch.float64), "dtype is float64"),
+        (spec(sinks_dtype=torch.float32), "sinks"),
+        (spec(dropout_p=0.1), "dropout"),
+        (on_cuda(bias=(1, 1, 16, 16), bias_dtype=torch.bfloat16, grads=("q", "bias")), "bias_grad"),
+        (on_cuda(bias=(1, 1, 16, 16), bias_dtype=torch.bfloat16, return_lse=True), "base 2"),
+        (on_cuda(head_dim=8), "head_dim is 8, it takes 16 to 128"),
+        (on_cuda(), "torch sees no CUDA device here"),
+    ],
+)
+def test_what_it_can_not_do_is_refused(monkeypatch, asked, part):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = attnzoo.get("flex").unsupported_reasons(asked)
+    assert any(part in reason for reason in found), found
+
+
+def test_small_blocks_are_refused_on_cuda():
+    layout = BlockLayout.from_blocks(torch.ones(1, 1, dtype=torch.bool), block=16).summary
+    found = attnzoo.get("flex").unsupported_reasons(on_cuda(layout=layout))
+    assert any("multiples of 128" in reason for reason in found), found
+    assert not attnzoo.get("flex").unsupported_reasons(spec(layout=layout)), "the CPU's kernel takes any block"
+
+
+def test_the_eager_reference_has_no_backward():
+    q = randn(1, 1, 4, 8).requires_grad_()
+    with pytest.raises(UnsupportedError, match="it has no backward"):
+        attnzoo.attention(q, q, q, backend="flex_eager")

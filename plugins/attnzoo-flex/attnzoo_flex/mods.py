@@ -55,14 +55,20 @@ def _band(spec: AttentionSpec) -> MaskMod | None:
 def _mask(spec: AttentionSpec, inputs: AttentionInputs) -> MaskMod | None:
     if inputs.mask is None:
         return None
-    mask = inputs.mask.expand(spec.batch, spec.q_heads, spec.q_len, spec.kv_len)
-    return lambda b, h, i, j: mask[b, h, i, j]
+    return _looked_up(inputs.mask)
+
+
+def _looked_up(table: Tensor) -> MaskMod:
+    """The element of a table whose dims are 1 or full; contiguous, since Inductor's CPU kernel takes no views."""
+    table = table.contiguous()
+    wide = [int(size != 1) for size in table.shape]
+    return lambda b, h, i, j: table[b * wide[0], h * wide[1], i * wide[2], j * wide[3]]
 
 
 def _segments(inputs: AttentionInputs) -> MaskMod | None:
     if inputs.q_segment_ids is None or inputs.kv_segment_ids is None:
         return None
-    q_ids, kv_ids = inputs.q_segment_ids, inputs.kv_segment_ids
+    q_ids, kv_ids = inputs.q_segment_ids.contiguous(), inputs.kv_segment_ids.contiguous()
     return lambda b, h, i, j: q_ids[b, i] == kv_ids[b, j]
 
 
@@ -71,12 +77,12 @@ def score_mod(spec: AttentionSpec, inputs: AttentionInputs) -> ScoreMod | None:
     cap = spec.softcap
     if inputs.bias is None and cap is None:
         return None
-    bias = None if inputs.bias is None else inputs.bias.expand(spec.batch, spec.q_heads, spec.q_len, spec.kv_len)
+    bias = None if inputs.bias is None else _looked_up(inputs.bias)
 
     def changed(score: Tensor, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         if cap is not None:
             score = cap * (score / cap).tanh()
-        return score if bias is None else score + far_from_overflow(bias[b, h, i, j])
+        return score if bias is None else score + far_from_overflow(bias(b, h, i, j))
 
     return changed
 

@@ -76,9 +76,16 @@ def test_page_is_filled_between_its_marks_again_and_again() -> None:
     page = fill(MARKED, [certificate()], "README.md")
     assert "| causal | pass / refused |" in page
     assert "old" not in page
-    assert page.startswith("# Mine\n\n<!-- support:begin -->\n\n| feature")
+    assert page.startswith("# Mine\n\n<!-- support:begin -->\n\nOn cpu (x86_64):\n\n| feature")
     assert page.endswith("<!-- support:end -->\n\nkept\n")
     assert fill(page, [certificate()], "README.md") == page
+
+
+def test_each_kind_of_device_has_its_table() -> None:
+    card = Run("cuda", "a card", "quick", "0:10")
+    text = support_section(ordered([certificate(run=card), certificate(), certificate("other", run=card)]))
+    assert "On cpu (x86_64):\n\n| feature | mine (cpu) |" in text
+    assert "On cuda (a card):\n\n| feature | mine (cuda) | other (cuda) |" in text
 
 
 def test_page_holds_reasons_and_failures_where_it_asks_for_them() -> None:

@@ -79,6 +79,7 @@ def table(certificates: Sequence[Certificate]) -> Section:
     """The matrix with its counts of cases, as a section without a title."""
     rows = [(name, *verdicts.values()) for name, verdicts in matrix(certificates).items()]
     rows.append(("cases passed", *[str(certificate.counts["passed"]) for certificate in certificates]))
+    rows.append(("cases passed, forward only", *[str(certificate.counts["forward only"]) for certificate in certificates]))
     rows.append(("cases refused", *[str(certificate.counts["refused"]) for certificate in certificates]))
     rows.append(("cases failed", *[str(certificate.counts["failed"]) for certificate in certificates]))
     return Section("", ("feature", *[certificate.title for certificate in certificates]), rows)
@@ -103,12 +104,21 @@ def fill(page: str, certificates: Sequence[Certificate], name: str) -> str:
 
 
 def support_section(certificates: Sequence[Certificate]) -> str:
-    """The table as Markdown, failures in bold, and a warning where the certificates can't be compared."""
-    text = re.sub(r"\bFAILED\b", "**FAILED**", markdown(table(certificates)).strip())
+    """A table for each kind of device as Markdown, failures in bold, and a warning where the certificates can't be compared."""
+    by_device: dict[str, list[Certificate]] = {}
+    for certificate in certificates:
+        by_device.setdefault(certificate.run.device.partition(":")[0], []).append(certificate)
+    parts = [f"On {_machines(device, made)}:\n\n{markdown(table(made)).strip()}" for device, made in by_device.items()]
+    text = re.sub(r"\bFAILED\b", "**FAILED**", "\n\n".join(parts))
     suites = {certificate.suite["digest"] for certificate in certificates}
     if len(suites) > 1:
         text += "\n\nThese certificates come from different versions of the conformance kit."
     return text
+
+
+def _machines(device: str, certificates: Sequence[Certificate]) -> str:
+    """`cuda (NVIDIA H200, sm_90)`."""
+    return f"{device} ({'; '.join(dict.fromkeys(certificate.run.device_name for certificate in certificates))})"
 
 
 def certificates_section(certificates: Sequence[Certificate]) -> str:

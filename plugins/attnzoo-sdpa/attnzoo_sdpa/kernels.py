@@ -22,6 +22,7 @@ HALF = frozenset({torch.float16, torch.bfloat16})
 EVERY_DTYPE = HALF | {torch.float32, torch.float64}
 ANY_DIM = (1, 2**31)
 MAX_GRID = 65535
+OLDEST_CARD = 80  # sm_80
 
 
 def never(spec: AttentionSpec) -> bool:
@@ -94,11 +95,11 @@ def trains_in_half(spec: AttentionSpec) -> bool:
 
 
 def flash_rules(spec: AttentionSpec) -> list[str]:
-    return same_dim(spec) + nvidia(spec, (8, 0))
+    return same_dim(spec) + nvidia(spec)
 
 
 def cudnn_rules(spec: AttentionSpec) -> list[str]:
-    reasons = nvidia(spec, (8, 0)) + aligned_dims(spec)
+    reasons = nvidia(spec) + aligned_dims(spec)
     if spec.kv_len == 1:
         reasons.append("k has length 1, cuDNN takes at least 2")
     if not has_cudnn():
@@ -107,7 +108,7 @@ def cudnn_rules(spec: AttentionSpec) -> list[str]:
 
 
 def efficient_rules(spec: AttentionSpec) -> list[str]:
-    reasons = nvidia(spec, (8, 0)) + aligned_dims(spec) + grid(spec)
+    reasons = nvidia(spec) + aligned_dims(spec) + grid(spec)
     if needs_table(spec) and spec.q_len * spec.kv_len >= 2**31:
         reasons.append(f"the mask has {spec.q_len} x {spec.kv_len} elements a head, the kernel counts to 2**31 - 1")
     return reasons
@@ -130,21 +131,25 @@ def grid(spec: AttentionSpec) -> list[str]:
     return [f"{name} is {size}, it takes at most {MAX_GRID}" for name, size in sizes if size > MAX_GRID]
 
 
-def nvidia(spec: AttentionSpec, least: tuple[int, int]) -> list[str]:
+def nvidia(spec: AttentionSpec) -> list[str]:
     if spec.device.type != "cuda":
         return []
     if torch.version.hip is not None:
         return ["torch is built for ROCm, only its CUDA kernels were tested"]
     found = least_capability()
-    if found is None:
+    if not found:
         return [f"the device is {spec.device}, torch sees no CUDA device here"]
-    return [] if found >= least else [f"the oldest card is sm_{found[0]}{found[1]}, it takes sm_{least[0]}{least[1]} and later"]
+    return [] if found >= OLDEST_CARD else [f"the oldest card is sm_{found}, it takes sm_{OLDEST_CARD} and later"]
 
 
 @constant_when_traced
-def least_capability() -> tuple[int, int] | None:
-    """Of all cards: a decision does not depend on which of them holds the tensors. None where there is no card."""
-    return min((torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())), default=None)
+def least_capability() -> int:
+    """Of all cards, 90 for sm_90: a decision does not depend on which of them holds the tensors. 0 where there is no card.
+
+    A number, since the Dynamo of torch 2.11 takes no tuple as a constant.
+    """
+    capabilities = [torch.cuda.get_device_capability(index) for index in range(torch.cuda.device_count())]
+    return min((10 * major + minor for major, minor in capabilities), default=0)
 
 
 @constant_when_traced

@@ -115,6 +115,8 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "grouped-heads": ({"q_heads": 6, "kv_heads": 2, "q_len": 33}, {"causal": True, "align": "top_left"}),
     "dims-24-40": ({"dim": 24, "value_dim": 40}, {}),
     "dims-5-1": ({"dim": 5, "value_dim": 1}, {}),
+    "dims-33-17": ({"dim": 33, "value_dim": 17}, {"bias": normal(1, 2, 70, 45, seed=4)}),
+    "dims-17-33": ({"dim": 17, "value_dim": 33}, {}),
     "dim-0": ({"dim": 0}, {}),
     "no-keys": ({"kv_len": 0}, {"sinks": torch.tensor([0.7, -0.3])}),
     "no-queries": ({"q_len": 0}, {"bias": normal(1, 2, 1, 45, seed=4)}),

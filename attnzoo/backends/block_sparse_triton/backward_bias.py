@@ -97,8 +97,8 @@ def sparse_backward_bias_kernel(
             v_head, v_row = head_of(v, batch, head // group)
             g_head, g_row = head_of(grad_o, batch, head)
             stat = first_stat(batch, head, q_heads, q_len) + rows
-            q_tile = load_rows(q_head, q_row, row, row_end, HEAD_DIM, BLOCK_M, True, WIDE)
-            k_tile = load_rows(k_head, k_row, column, column_end, HEAD_DIM, BLOCK_N, True, WIDE)
+            q_tile = load_rows(q_head, q_row, row, row_end, HEAD_DIM, VALUE_DIM, BLOCK_M, True, WIDE)
+            k_tile = load_rows(k_head, k_row, column, column_end, HEAD_DIM, VALUE_DIM, BLOCK_N, True, WIDE)
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
             s, _slope = score_tile(product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, True, FOLDED)
             kept = rule_tile(i, j, batch, lengths, rule, place, is_partial, row_within, within, BLOCK_M, BLOCK_N, BLOCK_Q, BLOCK_KV, False)
@@ -108,8 +108,8 @@ def sparse_backward_bias_kernel(
             )  # (BLOCK_M, BLOCK_N)
             if norm_ptr is not None:
                 p *= row_stat(norm_ptr, stat, rows, row_end, 0.0, BLOCK_M, BLOCK_Q)[:, None]
-            g_tile = load_rows(g_head, g_row, row, row_end, VALUE_DIM, BLOCK_M, True, WIDE)
-            v_tile = load_rows(v_head, v_row, column, column_end, VALUE_DIM, BLOCK_N, True, WIDE)
+            g_tile = load_rows(g_head, g_row, row, row_end, VALUE_DIM, HEAD_DIM, BLOCK_M, True, WIDE)
+            v_tile = load_rows(v_head, v_row, column, column_end, VALUE_DIM, HEAD_DIM, BLOCK_N, True, WIDE)
             dp = dot(g_tile, tl.trans(v_tile), None, PRECISION)
             if dropout is not None:
                 dp = tl.where(dropout_kept(dropout, batch, head, i, column, BLOCK_N, BLOCK_KV), dp * dropout[2], 0.0)

@@ -17,6 +17,7 @@ from attnzoo.backends.triton.tiles import (
     first_stat,
     head_of,
     load_rows,
+    padded,
     score_tile,
     segment_walk,
     store_rows,
@@ -80,10 +81,10 @@ def sparse_backward_keys_kernel(
     j = (column + tl.arange(0, BLOCK_N))[:, None]
     k_head, k_row = head_of(k, batch, kv_head)
     v_head, v_row = head_of(v, batch, kv_head)
-    k_tile = load_rows(k_head, k_row, column, column_end, HEAD_DIM, BLOCK_N, True, WIDE)  # (BLOCK_N, D)
-    v_tile = load_rows(v_head, v_row, column, column_end, VALUE_DIM, BLOCK_N, True, WIDE)  # (BLOCK_N, Dv)
-    dk = tl.zeros([BLOCK_N, max(16, triton.next_power_of_2(HEAD_DIM))], tl.float32)
-    dv = tl.zeros([BLOCK_N, max(16, triton.next_power_of_2(VALUE_DIM))], tl.float32)
+    k_tile = load_rows(k_head, k_row, column, column_end, HEAD_DIM, VALUE_DIM, BLOCK_N, True, WIDE)  # (BLOCK_N, D)
+    v_tile = load_rows(v_head, v_row, column, column_end, VALUE_DIM, HEAD_DIM, BLOCK_N, True, WIDE)  # (BLOCK_N, Dv)
+    dk = tl.zeros([BLOCK_N, padded(HEAD_DIM, VALUE_DIM)], tl.float32)
+    dv = tl.zeros([BLOCK_N, padded(VALUE_DIM, HEAD_DIM)], tl.float32)
 
     last = tl.maximum(tl.minimum(column + BLOCK_N, column_end) - 1, column)
     start, free_start, free_stop, stop = visible(column, last, q_len, right, left, -diagonal, BLOCK_Q)
@@ -106,7 +107,7 @@ def sparse_backward_keys_kernel(
                 rows = tl.multiple_of(row, BLOCK_M) + tl.arange(0, BLOCK_M) if BLOCK_Q % BLOCK_M == 0 else row + tl.arange(0, BLOCK_M)
                 stat = first_stat(batch, head, q_heads, q_len) + rows
                 i = rows[None, :]
-                q_tile = load_rows(q_head, q_row, row, row_end, HEAD_DIM, BLOCK_M, True, WIDE)
+                q_tile = load_rows(q_head, q_row, row, row_end, HEAD_DIM, VALUE_DIM, BLOCK_M, True, WIDE)
                 product = dot(k_tile, tl.trans(q_tile), None, PRECISION)
                 s, slope = score_tile(
                     product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, part == 0, FOLDED
@@ -119,7 +120,7 @@ def sparse_backward_keys_kernel(
                 p = exp_above(s, row_stat(pivot_ptr, stat, rows, row_end, float("inf"), BLOCK_M, BLOCK_Q)[None, :], scale, FOLDED)
                 if norm_ptr is not None:
                     p *= row_stat(norm_ptr, stat, rows, row_end, 0.0, BLOCK_M, BLOCK_Q)[None, :]
-                g_tile = load_rows(g_head, g_row, row, row_end, VALUE_DIM, BLOCK_M, True, WIDE)
+                g_tile = load_rows(g_head, g_row, row, row_end, VALUE_DIM, HEAD_DIM, BLOCK_M, True, WIDE)
                 dp = dot(v_tile, tl.trans(g_tile), None, PRECISION)  # (BLOCK_N, BLOCK_M)
                 kept_p = p
                 if dropout is not None:

@@ -17,6 +17,7 @@ from attnzoo.backends.triton.tiles import (
     first_stat,
     head_of,
     load_rows,
+    padded,
     score_tile,
     segment_walk,
     store_rows,
@@ -77,11 +78,11 @@ def sparse_backward_queries_kernel(
     v_head, v_row = head_of(v, batch, head // group)
     g_head, g_row = head_of(grad_o, batch, head)
     stat = first_stat(batch, head, q_heads, q_len) + rows
-    q_tile = load_rows(q_head, q_row, row, row_end, HEAD_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, D)
-    g_tile = load_rows(g_head, g_row, row, row_end, VALUE_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, Dv)
+    q_tile = load_rows(q_head, q_row, row, row_end, HEAD_DIM, VALUE_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, D)
+    g_tile = load_rows(g_head, g_row, row, row_end, VALUE_DIM, HEAD_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, Dv)
     pivot = row_stat(pivot_ptr, stat, rows, row_end, float("inf"), BLOCK_M, BLOCK_Q)[:, None]
     delta = row_stat(delta_ptr, stat, rows, row_end, 0.0, BLOCK_M, BLOCK_Q)[:, None]
-    dq = tl.zeros([BLOCK_M, max(16, triton.next_power_of_2(HEAD_DIM))], tl.float32)
+    dq = tl.zeros([BLOCK_M, padded(HEAD_DIM, VALUE_DIM)], tl.float32)
 
     last = tl.maximum(tl.minimum(row + BLOCK_M, row_end) - 1, row)
     start, free_start, free_stop, stop = visible(row, last, kv_len, left, right, diagonal, BLOCK_KV)
@@ -98,8 +99,8 @@ def sparse_backward_queries_kernel(
             column = block * BLOCK_KV + within
             column_end = tl.minimum(kv_len, (block + 1) * BLOCK_KV)
             j = (column + tl.arange(0, BLOCK_N))[None, :]
-            k_tile = load_rows(k_head, k_row, column, column_end, HEAD_DIM, BLOCK_N, part == 0, WIDE)
-            v_tile = load_rows(v_head, v_row, column, column_end, VALUE_DIM, BLOCK_N, part == 0, WIDE)
+            k_tile = load_rows(k_head, k_row, column, column_end, HEAD_DIM, VALUE_DIM, BLOCK_N, part == 0, WIDE)
+            v_tile = load_rows(v_head, v_row, column, column_end, VALUE_DIM, HEAD_DIM, BLOCK_N, part == 0, WIDE)
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
             s, slope = score_tile(
                 product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, part == 0, FOLDED

@@ -16,6 +16,7 @@ from attnzoo.backends.triton.tiles import (
     load_rows,
     log_sum_exp,
     online_softmax,
+    padded,
     score_tile,
     segment_walk,
     store_rows,
@@ -79,8 +80,8 @@ def sparse_forward_kernel(
         sink = tl.load(sinks_ptr + head).to(tl.float32)
         m_i = tl.zeros([BLOCK_M], tl.float32) + sink
         l_i += tl.where(sink == -float("inf"), 0.0, 1.0)
-    acc = tl.zeros([BLOCK_M, max(16, triton.next_power_of_2(VALUE_DIM))], tl.float32)
-    q_tile = load_rows(q_head, q_row, row, row_end, HEAD_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, D)
+    acc = tl.zeros([BLOCK_M, padded(VALUE_DIM, HEAD_DIM)], tl.float32)
+    q_tile = load_rows(q_head, q_row, row, row_end, HEAD_DIM, VALUE_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, D)
 
     last = tl.maximum(tl.minimum(row + BLOCK_M, row_end) - 1, row)
     start, free_start, free_stop, stop = visible(row, last, kv_len, left, right, diagonal, BLOCK_KV)
@@ -97,7 +98,7 @@ def sparse_forward_kernel(
             column = block * BLOCK_KV + within
             column_end = tl.minimum(kv_len, (block + 1) * BLOCK_KV)
             j = (column + tl.arange(0, BLOCK_N))[None, :]
-            k_tile = load_rows(k_head, k_row, column, column_end, HEAD_DIM, BLOCK_N, part == 0, WIDE)
+            k_tile = load_rows(k_head, k_row, column, column_end, HEAD_DIM, VALUE_DIM, BLOCK_N, part == 0, WIDE)
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
             s, _slope = score_tile(
                 product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, part == 0, FOLDED
@@ -110,7 +111,7 @@ def sparse_forward_kernel(
             p, alpha, m_i, l_i = online_softmax(s, m_i, l_i, scale, (part == 0) or (bias[0] is not None), FOLDED)
             if dropout is not None:
                 p = tl.where(dropout_kept(dropout, batch, head, i, column, BLOCK_N, BLOCK_KV), p, 0.0)
-            v_tile = load_rows(v_head, v_row, column, column_end, VALUE_DIM, BLOCK_N, part == 0, WIDE)
+            v_tile = load_rows(v_head, v_row, column, column_end, VALUE_DIM, HEAD_DIM, BLOCK_N, part == 0, WIDE)
             acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)  # (BLOCK_M, Dv)
 
     kept_scale = 1.0 if dropout is None else dropout[2]

@@ -59,7 +59,7 @@ def sparse_norms_kernel(
             total += tl.exp(tl.load(sinks_ptr + head).to(tl.float32) - lse)
         q_head, q_row = head_of(q, batch, head)
         k_head, k_row = head_of(k, batch, head // group)
-        q_tile = load_rows(q_head, q_row, row, row_end, HEAD_DIM, BLOCK_M, True, WIDE)
+        q_tile = load_rows(q_head, q_row, row, row_end, HEAD_DIM, HEAD_DIM, BLOCK_M, True, WIDE)
         bounds = visible(row, tl.maximum(tl.minimum(row + BLOCK_M, row_end) - 1, row), kv_len, left, right, diagonal, BLOCK_KV)
         walk = walk_of(lists, line, bounds, BLOCK_KV, EDGES, False)
         for step in range(0, walk[5] * KEY_TILES):
@@ -68,7 +68,7 @@ def sparse_norms_kernel(
             column = block * BLOCK_KV + within
             column_end = tl.minimum(kv_len, (block + 1) * BLOCK_KV)
             i, j = rows[:, None], (column + tl.arange(0, BLOCK_N))[None, :]
-            k_tile = load_rows(k_head, k_row, column, column_end, HEAD_DIM, BLOCK_N, True, WIDE)
+            k_tile = load_rows(k_head, k_row, column, column_end, HEAD_DIM, HEAD_DIM, BLOCK_N, True, WIDE)
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
             s, _slope = score_tile(product, i, j, batch, head, mask, bias, segments, (q_len, kv_len), band, scale, softcap, True, False)
             kept = rule_tile(

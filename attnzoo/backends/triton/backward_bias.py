@@ -82,15 +82,15 @@ def backward_bias_kernel(
             v_head, v_row = head_of(v, batch, head // group)
             g_head, g_row = head_of(grad_o, batch, head)
             stat = first_stat(batch, head, q_heads, q_len) + rows
-            q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, BLOCK_M, True, WIDE)
-            k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, BLOCK_N, True, WIDE)
+            q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, VALUE_DIM, BLOCK_M, True, WIDE)
+            k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, VALUE_DIM, BLOCK_N, True, WIDE)
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
             s, _slope = score_tile(product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, True, FOLDED)
             p = exp_above(s, tl.load(pivot_ptr + stat)[:, None], scale, FOLDED)  # (BLOCK_M, BLOCK_N)
             if norm_ptr is not None:
                 p *= tl.load(norm_ptr + stat)[:, None]
-            g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, BLOCK_M, True, WIDE)
-            v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, BLOCK_N, True, WIDE)
+            g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, HEAD_DIM, BLOCK_M, True, WIDE)
+            v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, HEAD_DIM, BLOCK_N, True, WIDE)
             dp = dot(g_tile, tl.trans(v_tile), None, PRECISION)
             if dropout is not None:
                 dp = tl.where(dropout_tile(dropout, batch, head, i, column, BLOCK_N), dp * dropout[2], 0.0)

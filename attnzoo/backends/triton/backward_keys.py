@@ -16,6 +16,7 @@ from attnzoo.backends.triton.tiles import (
     first_stat,
     head_of,
     load_rows,
+    padded,
     place,
     score_tile,
     segment_walk,
@@ -70,10 +71,10 @@ def backward_keys_kernel(
     j = (column + tl.arange(0, BLOCK_N))[:, None]
     k_head, k_row = head_of(k, batch, kv_head)
     v_head, v_row = head_of(v, batch, kv_head)
-    k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, BLOCK_N, True, WIDE)  # (BLOCK_N, D)
-    v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, BLOCK_N, True, WIDE)  # (BLOCK_N, Dv)
-    dk = tl.zeros([BLOCK_N, max(16, triton.next_power_of_2(HEAD_DIM))], tl.float32)
-    dv = tl.zeros([BLOCK_N, max(16, triton.next_power_of_2(VALUE_DIM))], tl.float32)
+    k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, VALUE_DIM, BLOCK_N, True, WIDE)  # (BLOCK_N, D)
+    v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, HEAD_DIM, BLOCK_N, True, WIDE)  # (BLOCK_N, Dv)
+    dk = tl.zeros([BLOCK_N, padded(HEAD_DIM, VALUE_DIM)], tl.float32)
+    dv = tl.zeros([BLOCK_N, padded(VALUE_DIM, HEAD_DIM)], tl.float32)
 
     bounds = visible(column, tl.minimum(column + BLOCK_N, kv_len) - 1, q_len, right, left, -diagonal, BLOCK_M)
     start, stop = bounds[0], bounds[3]
@@ -91,7 +92,7 @@ def backward_keys_kernel(
             rows = tl.multiple_of(row, BLOCK_M) + tl.arange(0, BLOCK_M)
             stat = first_stat(batch, head, q_heads, q_len) + rows
             i = rows[None, :]
-            q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, BLOCK_M, True, WIDE)
+            q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, VALUE_DIM, BLOCK_M, True, WIDE)
             product = dot(k_tile, tl.trans(q_tile), None, PRECISION)
             s, slope = score_tile(
                 product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
@@ -99,7 +100,7 @@ def backward_keys_kernel(
             p = exp_above(s, tl.load(pivot_ptr + stat)[None, :], scale, FOLDED)
             if norm_ptr is not None:
                 p *= tl.load(norm_ptr + stat)[None, :]
-            g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, BLOCK_M, True, WIDE)
+            g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, HEAD_DIM, BLOCK_M, True, WIDE)
             dp = dot(v_tile, tl.trans(g_tile), None, PRECISION)  # (BLOCK_N, BLOCK_M)
             kept_p = p
             if dropout is not None:

@@ -16,6 +16,7 @@ from attnzoo.backends.triton.tiles import (
     first_stat,
     head_of,
     load_rows,
+    padded,
     place,
     score_tile,
     segment_walk,
@@ -69,11 +70,11 @@ def backward_queries_kernel(
     v_head, v_row = head_of(v, batch, head // group)
     g_head, g_row = head_of(grad_o, batch, head)
     stat = first_stat(batch, head, q_heads, q_len) + rows
-    q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, D)
-    g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, Dv)
+    q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, VALUE_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, D)
+    g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, HEAD_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, Dv)
     pivot = tl.load(pivot_ptr + stat)[:, None]
     delta = tl.load(delta_ptr + stat)[:, None]
-    dq = tl.zeros([BLOCK_M, max(16, triton.next_power_of_2(HEAD_DIM))], tl.float32)
+    dq = tl.zeros([BLOCK_M, padded(HEAD_DIM, VALUE_DIM)], tl.float32)
 
     bounds = visible(row, tl.minimum(row + BLOCK_M, q_len) - 1, kv_len, left, right, diagonal, BLOCK_N)
     start, stop = bounds[0], bounds[3]
@@ -85,8 +86,8 @@ def backward_queries_kernel(
         for step in tl.range(0, tl.cdiv(end - begin, BLOCK_N)):  # from 0: other bounds make ptxas serialize wgmma (C7515)
             column = begin + step * BLOCK_N
             j = (column + tl.arange(0, BLOCK_N))[None, :]
-            k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, BLOCK_N, phase != 1, WIDE)
-            v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, BLOCK_N, phase != 1, WIDE)
+            k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, VALUE_DIM, BLOCK_N, phase != 1, WIDE)
+            v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, HEAD_DIM, BLOCK_N, phase != 1, WIDE)
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
             s, slope = score_tile(
                 product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED

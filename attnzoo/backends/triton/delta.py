@@ -56,8 +56,8 @@ def delta_kernel(
     in_range = rows < q_len
     o_head, o_row = head_of(o, batch, head)
     g_head, g_row = head_of(grad_o, batch, head)
-    o_tile = load_rows(o_head, o_row, row, q_len, VALUE_DIM, BLOCK_M, True, WIDE).to(tl.float32)  # (BLOCK_M, Dv)
-    g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, BLOCK_M, True, WIDE).to(tl.float32)
+    o_tile = load_rows(o_head, o_row, row, q_len, VALUE_DIM, VALUE_DIM, BLOCK_M, True, WIDE).to(tl.float32)  # (BLOCK_M, Dv)
+    g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, VALUE_DIM, BLOCK_M, True, WIDE).to(tl.float32)
     delta = tl.sum(o_tile * g_tile, 1)
     lse = tl.load(lse_ptr + flat * q_len + rows, mask=in_range, other=-float("inf"))
     if grad_lse is not None:

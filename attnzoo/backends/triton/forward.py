@@ -15,6 +15,7 @@ from attnzoo.backends.triton.tiles import (
     load_rows,
     log_sum_exp,
     online_softmax,
+    padded,
     place,
     score_tile,
     segment_walk,
@@ -73,8 +74,8 @@ def forward_kernel(
         sink = tl.load(sinks_ptr + head).to(tl.float32)
         m_i = tl.zeros([BLOCK_M], tl.float32) + sink
         l_i += tl.where(sink == -float("inf"), 0.0, 1.0)
-    acc = tl.zeros([BLOCK_M, max(16, triton.next_power_of_2(VALUE_DIM))], tl.float32)
-    q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, D)
+    acc = tl.zeros([BLOCK_M, padded(VALUE_DIM, HEAD_DIM)], tl.float32)
+    q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, VALUE_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, D)
 
     bounds = visible(row, tl.minimum(row + BLOCK_M, q_len) - 1, kv_len, left, right, diagonal, BLOCK_N)
     start, stop = bounds[0], bounds[3]
@@ -86,7 +87,7 @@ def forward_kernel(
         for step in tl.range(0, tl.cdiv(end - begin, BLOCK_N)):  # from 0: other bounds make ptxas serialize wgmma (C7515)
             column = begin + step * BLOCK_N
             j = (column + tl.arange(0, BLOCK_N))[None, :]
-            k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, BLOCK_N, phase != 1, WIDE)
+            k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, VALUE_DIM, BLOCK_N, phase != 1, WIDE)
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
             s, _slope = score_tile(
                 product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
@@ -94,7 +95,7 @@ def forward_kernel(
             p, alpha, m_i, l_i = online_softmax(s, m_i, l_i, scale, (phase != 1) or (bias[0] is not None), FOLDED)
             if dropout is not None:
                 p = tl.where(dropout_tile(dropout, batch, head, i, column, BLOCK_N), p, 0.0)
-            v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, BLOCK_N, phase != 1, WIDE)
+            v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, HEAD_DIM, BLOCK_N, phase != 1, WIDE)
             acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)  # (BLOCK_M, Dv)
 
     kept_scale = 1.0 if dropout is None else dropout[2]

@@ -52,10 +52,10 @@ def norms_kernel(
             total += tl.exp(tl.load(sinks_ptr + head).to(tl.float32) - lse)
         q_head, q_row = head_of(q, batch, head)
         k_head, k_row = head_of(k, batch, head // group)
-        q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, BLOCK_M, True, WIDE)
+        q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, HEAD_DIM, BLOCK_M, True, WIDE)
         start, _, _, stop = visible(row, tl.minimum(row + BLOCK_M, q_len) - 1, kv_len, left, right, diagonal, BLOCK_N)
         for column in range(start, stop, BLOCK_N):
-            k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, BLOCK_N, True, WIDE)
+            k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, HEAD_DIM, BLOCK_N, True, WIDE)
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
             j = (column + tl.arange(0, BLOCK_N))[None, :]
             s, _slope = score_tile(

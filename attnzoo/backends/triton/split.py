@@ -16,6 +16,7 @@ from attnzoo.backends.triton.tiles import (
     load_rows,
     log_sum_exp,
     online_softmax,
+    padded,
     score_tile,
     segment_walk,
     visible,
@@ -69,7 +70,7 @@ def split_kernel(
     i = queries[:, None]
     heads = kv_head * group + rows % group
     q_ptr, q_batch, q_head, q_row = q
-    dims = tl.arange(0, max(16, triton.next_power_of_2(HEAD_DIM)))[None, :]
+    dims = tl.arange(0, padded(HEAD_DIM, VALUE_DIM))[None, :]
     q_rows = q_ptr + batch * q_batch + heads * q_head + queries.to(tl.int64) * q_row
     q_tile = tl.load(q_rows[:, None] + dims, mask=in_range[:, None] & (dims < HEAD_DIM), other=0.0)  # (BLOCK_M, D)
     k_head, k_row = head_of(k, batch, kv_head)
@@ -81,7 +82,7 @@ def split_kernel(
         sink = tl.load(sinks_ptr + heads, mask=in_range & (split == 0), other=-float("inf")).to(tl.float32)
         m_i = tl.maximum(m_i, sink)
         l_i = tl.where(sink == -float("inf"), 0.0, 1.0)
-    acc = tl.zeros([BLOCK_M, max(16, triton.next_power_of_2(VALUE_DIM))], tl.float32)
+    acc = tl.zeros([BLOCK_M, padded(VALUE_DIM, HEAD_DIM)], tl.float32)
 
     first, last = row // group, (tl.minimum(row + BLOCK_M, q_len * group) - 1) // group
     bounds = visible(first, last, kv_len, left, right, diagonal, BLOCK_N)
@@ -97,7 +98,7 @@ def split_kernel(
         for step in tl.range(0, tl.cdiv(end - begin, BLOCK_N)):  # from 0: other bounds make ptxas serialize wgmma (C7515)
             column = begin + step * BLOCK_N
             j = (column + tl.arange(0, BLOCK_N))[None, :]
-            k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, BLOCK_N, phase != 1, WIDE)
+            k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, VALUE_DIM, BLOCK_N, phase != 1, WIDE)
             product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
             s, _slope = score_tile(
                 product, i, j, batch, heads[:, None], mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
@@ -105,13 +106,13 @@ def split_kernel(
             p, alpha, m_i, l_i = online_softmax(s, m_i, l_i, scale, (phase != 1) or (bias[0] is not None), FOLDED)
             if dropout is not None:
                 p = tl.where(dropout_tile(dropout, batch, heads[:, None], i, column, BLOCK_N), p, 0.0)
-            v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, BLOCK_N, phase != 1, WIDE)
+            v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, HEAD_DIM, BLOCK_N, phase != 1, WIDE)
             acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)  # (BLOCK_M, Dv)
 
     kept_scale = 1.0 if dropout is None else dropout[2]
     acc *= (kept_scale / tl.where(l_i == 0.0, 1.0, l_i))[:, None]
     o_ptr, o_split, o_batch, o_head, o_row = o
-    value_dims = tl.arange(0, max(16, triton.next_power_of_2(VALUE_DIM)))[None, :]
+    value_dims = tl.arange(0, padded(VALUE_DIM, HEAD_DIM))[None, :]
     o_rows = o_ptr + split * o_split + batch * o_batch + heads * o_head + queries.to(tl.int64) * o_row
     tl.store(o_rows[:, None] + value_dims, acc.to(o_ptr.dtype.element_ty), mask=in_range[:, None] & (value_dims < VALUE_DIM))
     lse_rows = ((split * batches + batch) * q_heads + heads) * q_len + queries

@@ -48,10 +48,33 @@ def row_offsets(row_stride, ROWS: tl.constexpr, BLOCK_D: tl.constexpr, WIDE: tl.
     return steps + tl.arange(0, BLOCK_D)[None, :]
 
 
+@triton.constexpr_function
+def padded(dim, other):
+    """The side of a tile of head dim `dim`: a power of two from 16 on.
+
+    Where a tile of head dim `other` may take its place in shared memory, both have one swizzle, which 64 columns or more
+    of 16 bits share: ptxas 12.8 shares the address of their wgmma descriptors, and then forgets to set it if they differ.
+    """
+    return max(16, triton.next_power_of_2(dim), min(64, triton.next_power_of_2(other)))
+
+
 @triton.jit
-def load_rows(pointer, row_stride, first, length, DIM: tl.constexpr, ROWS: tl.constexpr, CUT: tl.constexpr, WIDE: tl.constexpr):
-    """A `(ROWS, padded DIM)` tile from row `first` on; zero beyond DIM and, where CUT, beyond `length`."""
-    BLOCK_D: tl.constexpr = max(16, triton.next_power_of_2(DIM))
+def load_rows(
+    pointer,
+    row_stride,
+    first,
+    length,
+    DIM: tl.constexpr,
+    OTHER_DIM: tl.constexpr,
+    ROWS: tl.constexpr,
+    CUT: tl.constexpr,
+    WIDE: tl.constexpr,
+):
+    """A `(ROWS, padded DIM)` tile from row `first` on; zero beyond DIM and, where CUT, beyond `length`.
+
+    OTHER_DIM is the other of the call's head dims, see `padded`.
+    """
+    BLOCK_D: tl.constexpr = padded(DIM, OTHER_DIM)
     addresses = pointer + tl.cast(first, tl.int64) * row_stride + row_offsets(row_stride, ROWS, BLOCK_D, WIDE)
     in_dim = (tl.arange(0, BLOCK_D) < DIM)[None, :]
     in_length = (first + tl.arange(0, ROWS) < length)[:, None]

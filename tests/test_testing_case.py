@@ -71,6 +71,28 @@ def test_a_call_that_is_refused_either_way_stays_refused() -> None:
     assert run(ForwardAlone(), replace(MASKED, dtype="float64", return_lse=True, loss="lse")).kind == "forward only"
 
 
+class NoBackward(Naive):
+    name = "no_backward"
+    capabilities = replace(ALL, backward=frozenset(), gradients=False)
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if case.family in ("T11", "T31", "T32")], ids=lambda case: case.id)
+def test_a_backend_without_a_backward_may_claim_none(case: Case) -> None:
+    outcome = run_case(Subject(NoBackward()), case, "cpu")
+    assert outcome.kind != "passed" or not case.judges_gradient, f"{case.id} credits gradients, and none are claimed"
+
+
+def test_gradients_that_are_not_claimed_may_not_be_served() -> None:
+    class Secretive(NoBackward):
+        name = "secretive"
+
+        def unsupported_reasons(self, spec):
+            return []
+
+    with pytest.raises(ConformanceError, match="doesn't claim gradients, but served it"):
+        run(Secretive(), replace(FEATURES["causal"]), check="claim")
+
+
 def test_claims_are_those_of_the_device() -> None:
     class ByDevice(Naive):
         """Serves masks on the CPU alone, and claims on a card what it serves there."""

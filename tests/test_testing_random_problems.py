@@ -60,6 +60,17 @@ def test_claims_without_gradients_are_drawn_without_gradients(drawn: list[Proble
     assert 0.2 < sum(bool(problem.grads) for problem in drawn) / len(drawn) < 0.8, "both are drawn"
 
 
+@pytest.mark.parametrize("profile", ["quick", "deep"])
+def test_no_gradients_are_drawn_where_none_are_claimed(drawn: list[Problem], profile: str) -> None:
+    class NoBackward(Inference):
+        capabilities = replace(Inference.capabilities, backward=frozenset(), gradients=False)
+
+    random_problems.run_chunk(Subject(NoBackward()), "cpu", profile=profile, chunk=0)
+    random_problems.run_variant(Subject(NoBackward()), "cpu", 0)
+    assert not any(problem.grads for problem in drawn)
+    assert any(problem.features for problem in drawn)
+
+
 @pytest.mark.parametrize("place", range(0, len(VARIANTS), 7))
 def test_variants_are_drawn_with_and_without_gradients(drawn: list[Problem], place: int) -> None:
     random_problems.run_variant(Subject(Inference()), "cpu", place)

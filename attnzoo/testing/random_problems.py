@@ -101,16 +101,21 @@ def claimed_problems(claims: Capabilities, dtypes: tuple[str, ...]) -> st.Search
     forward, backward = ALL_FEATURES & claims.forward, ALL_FEATURES & claims.forward & claims.backward
     dims = (claims.head_dims[0], min(128, claims.head_dims[1]))
     trained = problems(features=backward | (ALL_FEATURES & claims.backward & {"bias_grad"}), dtypes=dtypes, head_dims=dims)
-    if forward == backward:
+    if forward == backward and claims.gradients:
         return trained
-    return st.one_of(trained, problems(features=forward, dtypes=dtypes, head_dims=dims, has_grads=False))
+    alone = problems(features=forward, dtypes=dtypes, head_dims=dims, has_grads=False)
+    return st.one_of(trained, alone) if claims.gradients else alone
 
 
 def claimed_parts(claims: Capabilities, dtypes: tuple[str, ...], variant: Mapping[str, str]) -> list[dict[str, str]]:
-    """A variant with what is not claimed left out: every two claims still meet. Two of them where more is claimed without
-    gradients than with them."""
+    """A variant with what is not claimed left out: every two claims still meet.
+
+    Two of them, one without gradients, where more is claimed without gradients than with them.
+    """
     trained = _claimed_part(claims, dtypes, variant, claims.backward)
     alone = {**_claimed_part(claims, dtypes, variant, claims.forward), "grads": "none"}
+    if not claims.gradients:
+        return [alone]
     return [trained] if {**trained, "grads": "none"} == alone else [trained, alone]
 
 

@@ -35,9 +35,7 @@ RULES: dict[str, dict[str, object]] = {
 
 def claim(subject: Subject, problem: Problem, device: torch.device) -> Outcome | None:
     """The smallest call that needs a feature: served and right, or refused with UnsupportedError."""
-    claims = subject.claims_on(device)
-    served = claims.backward if problem.grads else claims.forward
-    unclaimed = [feature for feature in problem.features if feature not in served]
+    unclaimed = _unclaimed(subject.claims_on(device), problem)
     try:
         accuracy(subject, problem, device)
     except Refused as refusal:
@@ -51,9 +49,20 @@ def claim(subject: Subject, problem: Problem, device: torch.device) -> Outcome |
     return None
 
 
-def claimed_head_dims(subject: Subject, problem: Problem, device: torch.device) -> None:
+def _unclaimed(claims: Capabilities, problem: Problem) -> list[str]:
+    """What the problem needs beyond the claims: features, or gradients at all."""
+    if problem.grads and not claims.gradients:
+        return ["gradients", *[feature for feature in problem.features if feature not in claims.forward]]
+    served = claims.backward if problem.grads else claims.forward
+    return [feature for feature in problem.features if feature not in served]
+
+
+def claimed_head_dims(subject: Subject, problem: Problem, device: torch.device) -> Outcome | None:
     """The smallest and the largest claimed head dim run, forward and backward; the next one on either side is refused."""
-    smallest, largest = subject.claims_on(device).head_dims
+    claims = subject.claims_on(device)
+    smallest, largest = claims.head_dims
+    if not claims.gradients:
+        problem = replace(problem, grads=())
     for dim in {smallest, min(largest, LARGEST_DIM)}:
         part = replace(problem, head_dim=dim)
         try:
@@ -63,6 +72,7 @@ def claimed_head_dims(subject: Subject, problem: Problem, device: torch.device) 
     beyond = [dim for dim in (smallest - 1, largest + 1) if 0 < dim <= LARGEST_DIM]
     for dim in beyond:
         _must_refuse(subject, replace(problem, head_dim=dim), device, f"head dim {dim}")
+    return None if claims.gradients else Outcome("forward only", ("no gradients are claimed",))
 
 
 def unclaimed_dtype(subject: Subject, problem: Problem, device: torch.device) -> None:
@@ -93,9 +103,7 @@ def _must_refuse(subject: Subject, problem: Problem, device: torch.device, what:
 
 def all_reasons(subject: Subject, problem: Problem, device: torch.device) -> None:
     """A refusal lists every reason, not the first one alone: at least one for each unclaimed feature of the call."""
-    claims = subject.claims_on(device)
-    served = claims.backward if problem.grads else claims.forward
-    unclaimed = [feature for feature in problem.features if feature not in served]
+    unclaimed = _unclaimed(subject.claims_on(device), problem)
     reasons = subject.reasons(make_call(problem, device))
     require(
         len(reasons) >= len(unclaimed), f"{len(unclaimed)} features are not claimed ({', '.join(unclaimed)}), but the reasons are {reasons}"
@@ -130,6 +138,7 @@ def _check_part(part: Capabilities, whole: Capabilities, device: str) -> None:
     for name in ("dtypes", "forward", "backward"):
         beyond = getattr(part, name) - getattr(whole, name)
         require(not beyond, f"{name}: claimed on {device}, but not in capabilities: {', '.join(sorted(map(str, beyond)))}")
+    require(whole.gradients or not part.gradients, f"gradients are claimed on {device}, but not in capabilities")
     dims = whole.head_dims[0] <= part.head_dims[0] and part.head_dims[1] <= whole.head_dims[1]
     require(dims, f"head_dims on {device} are {part.head_dims}, beyond those of capabilities, {whole.head_dims}")
 

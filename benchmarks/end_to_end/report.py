@@ -1,0 +1,76 @@
+"""The end-to-end results as Markdown and as a picture of the loss curves.
+
+python benchmarks/end_to_end/report.py RESULTS.json [--picture FILE.svg]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Tokens a second, beside `eager`'s and `stock`'s of the same model and length, and peak memory."""
+    lines = ["| model | length | attention | tokens/s | beside eager | beside stock | ms a step | peak GiB |", "| --- " * 8 + "|"]
+    for row in rows:
+        same = {r["attention"]: r for r in rows if (r["model"], r["length"]) == (row["model"], row["length"]) and r["status"] == "time"}
+        head = f"| {row['model']} | {row['length']} | {row['attention']} |"
+        if row["status"] != "time":
+            lines.append(f"{head} {row['status']}: {row.get('detail', '')} | | | | |")
+            continue
+        beside = [f"{row['tokens_s'] / same[name]['tokens_s']:.2f} x" if name in same else "" for name in ("eager", "stock")]
+        peak = "" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}"
+        lines.append(f"{head} {row['tokens_s']:,.0f} | {beside[0]} | {beside[1]} | {row['ms']:.1f} | {peak} |")
+    return "\n".join(lines)
+
+
+def losses(curves: list[dict[str, Any]]) -> str:
+    """Where each curve ends, and how far it is from the first one on the way."""
+    lines = ["| attention | last training loss | held-out loss | furthest from the first curve | seconds |", "| --- " * 5 + "|"]
+    first = next((curve for curve in curves if "losses" in curve), None)
+    for curve in curves:
+        if "losses" not in curve or first is None:
+            lines.append(f"| {curve['attention']} | {curve.get('error')} | | | |")
+            continue
+        apart = max(abs(one - other) for one, other in zip(curve["losses"], first["losses"]))
+        last = sum(curve["losses"][-20:]) / len(curve["losses"][-20:])
+        lines.append(f"| {curve['attention']} | {last:.3f} | {curve['held_out']:.3f} | {apart:.3f} | {curve['seconds']} |")
+    return "\n".join(lines)
+
+
+def draw(curves: list[dict[str, Any]], file: Path) -> None:
+    """The curves over each other, and their distance from the first below."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 5.5), layout="constrained")
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(3, 1))
+    drawn = [curve for curve in curves if "losses" in curve]
+    for curve, (colour, style) in zip(drawn, (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", ":"), ("#cc79a7", "-."))):
+        upper.plot(curve["losses"], style, color=colour, linewidth=1.4, label=f"{curve['attention']} (held out {curve['held_out']:.3f})")
+        if curve is not drawn[0]:
+            apart = [one - other for one, other in zip(curve["losses"], drawn[0]["losses"])]
+            lower.plot(apart, color=colour, linewidth=1)
+    upper.set_ylabel("training loss, nats a character")
+    upper.legend(frameon=False)
+    lower.set_ylabel(f"minus {drawn[0]['attention']}")
+    lower.set_xlabel("step")
+    for axes in (upper, lower):
+        axes.grid(alpha=0.25)
+    figure.savefig(file, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--picture", type=Path)
+    asked = parser.parse_args()
+    results = json.loads(asked.results.read_text())
+    print(table(results["steps"]), losses(results["curves"]), sep="\n\n")
+    if asked.picture is not None:
+        draw(results["curves"], asked.picture)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""End to end: training steps of whole models and loss curves, for each attention.
+
+    python benchmarks/end_to_end/run.py --device cuda --output results.json
+    python benchmarks/end_to_end/run.py --device cpu --small --output results.json
+
+Results are written as they come.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import curves
+import steps
+import torch
+
+from attnzoo.bench.machine import describe
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--small", action="store_true", help="tiny models, seconds on a CPU")
+    parser.add_argument("--attention", action="append", default=[], help="these alone, beside stock; may be repeated")
+    parser.add_argument("--parts", default="curves,steps")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after so many")
+    parser.add_argument("--output", type=Path, required=True)
+    asked = parser.parse_args()
+    started = time.monotonic()
+    results: dict[str, Any] = {"machine": describe(asked.device), "steps": [], "curves": []}
+    runs = {
+        "curves": lambda: curves.train(curves.SMALL if asked.small else curves.FULL, asked.device),
+        "steps": lambda: steps.measure(steps.SMALL if asked.small else steps.FULL, asked.device, tuple(asked.attention)),
+    }
+    for part in asked.parts.split(","):
+        for found in runs[part]():
+            results[part].append(found)
+            print({name: value for name, value in found.items() if name != "losses"}, flush=True)
+            draft = asked.output.with_name(asked.output.name + ".part")
+            draft.write_text(json.dumps(results, indent=1))
+            os.replace(draft, asked.output)
+            if time.monotonic() - started > asked.seconds:
+                return
+
+
+if __name__ == "__main__":
+    main()

@@ -51,6 +51,12 @@ def random_blocks(batch: int, heads: int, length: int, block: tuple[int, int], d
     return BlockLayout.from_blocks(table, block=block, q_len=length, kv_len=length)
 
 
+def sparse_rows(length: int) -> Tensor:
+    """Rows without a key, also whole blocks of them."""
+    rows = torch.arange(length)[:, None]
+    return (rows % 7 == 0) & (rows // 128 % 2 == 0) & (torch.arange(length) > 200)
+
+
 def feature_cases() -> dict[str, dict[str, Any]]:
     """Layout by a function of the length, and options as in `flash_gpu.feature_cases`."""
     ids = torch.tensor([[0] * 130 + [1] * 150 + [-7] * 53, [3] * 333], device=flash_gpu.DEVICE)
@@ -60,6 +66,17 @@ def feature_cases() -> dict[str, dict[str, Any]]:
     }
     return {
         **sized,
+        "hopper-random-d128": {"layout": lambda S: random_blocks(1, 1, S, (128, 128)), "D": 128, "S": 1000},
+        "hopper-random-d64": {"layout": lambda S: random_blocks(1, 4, S, (128, 128)), "D": 64, "S": 1100},
+        "hopper-random-d96": {"layout": lambda S: random_blocks(2, 4, S, (128, 64)), "D": 96, "S": 900},
+        "hopper-256": {"layout": lambda S: random_blocks(1, 1, S, (256, 256)), "D": 64, "S": 1500},
+        "hopper-causal": {"layout": lambda S: layouts.causal(S, block=128), "D": 64, "S": 1000},
+        "hopper-window": {"layout": lambda S: layouts.sliding_window(S, window=(300, 100), block=128), "D": 128, "S": 1024},
+        "hopper-documents": {"layout": lambda S: layouts.documents([90, 430, S - 520], block=128), "D": 64, "S": 1000},
+        "hopper-documents-causal": {"layout": lambda S: layouts.documents([90, 430, S - 520], causal=True, block=128), "D": 128, "S": 1024},
+        "hopper-bits": {"layout": lambda S: BlockLayout.from_dense(random_mask(1, 4, S, S), block=128), "D": 64, "S": 900},
+        "hopper-bits-d128": {"layout": lambda S: BlockLayout.from_dense(random_mask(S, S), block=(128, 64)), "D": 128, "S": 900, "Hkv": 1},
+        "hopper-few-pairs": {"layout": lambda S: BlockLayout.from_dense(random_mask(S, S) & sparse_rows(S), block=128), "D": 128, "S": 640},
         "per-head": {"layout": lambda S: random_blocks(1, 4, S, (64, 64))},
         "per-batch": {"layout": lambda S: random_blocks(2, 1, S, (64, 64)), "Hkv": 1},
         "per-batch-and-head": {"layout": lambda S: random_blocks(2, 4, S, (64, 64)), "D": 128},
@@ -112,11 +129,12 @@ def check_feature(name: str, dtype: torch.dtype) -> float:
     if options.pop("sinks", False):
         tensors["sinks"] = randn(4)
     upstream = randn(2, 4, S, Dv).to(dtype), randn(2, 4, S)
-    found = values_and_grads(BlockSparse(), tensors, options, upstream)
     if device == "cpu":  # only compiled
+        values_and_grads(BlockSparse(uses_hopper=False), tensors, options, upstream)
         return 0.0
     exact = {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
-    return worst_error(found, values_and_grads(Naive(), exact, options, upstream))
+    truth = values_and_grads(Naive(), exact, options, upstream)
+    return max(worst_error(values_and_grads(BlockSparse(uses_hopper=way), tensors, options, upstream), truth) for way in (False, True))
 
 
 def compile_feature(name: str, dtype: torch.dtype) -> str:
@@ -390,7 +408,7 @@ def compare(lengths: tuple[int, ...] = (8192, 32768), dims: tuple[int, ...] = (1
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
     torch._dynamo.config.recompile_limit = 1000
-    sparse, flex = BlockSparse(), torch.compile(flex_attention, dynamic=False)
+    sparse, portable, flex = BlockSparse(), BlockSparse(uses_hopper=False), torch.compile(flex_attention, dynamic=False)
     rows = RESULTS["compare"] = []
     for dim, length in itertools.product(dims, lengths):
         tensors = qkv(length, dim)
@@ -406,6 +424,7 @@ def compare(lengths: tuple[int, ...] = (8192, 32768), dims: tuple[int, ...] = (1
             blocks = block_mask_of(layout, mask_mod)
             calls: dict[str, Callable[[], Tensor]] = {
                 "block_sparse": lambda: attend(sparse, tensors, {"layout": layout})[0],  # noqa: B023
+                "portable": lambda: attend(portable, tensors, {"layout": layout})[0],  # noqa: B023
                 "flex": lambda: flex(q, k, v, block_mask=blocks),  # noqa: B023
             }
             row: dict[str, Any] = {"dim": dim, "length": length, "layout": name, "density": layout.density, "dense ms": dense}
@@ -420,16 +439,17 @@ def compare(lengths: tuple[int, ...] = (8192, 32768), dims: tuple[int, ...] = (1
                     row[peer] = (forward_ms, backward_ms)
                 except Exception as failure:
                     row[peer] = f"{type(failure).__name__} {str(failure)[:200]}"
-            row["difference"] = worst_error(*results.values()) if len(results) == 2 else None
+            row["difference"] = max(worst_error(results[peer], results["flex"]) for peer in results) if "flex" in results else None
             rows.append(row)
             useful = 4e-9 * HEADS * length * length * dim * layout.density
-            ours, theirs = row["block_sparse"], row["flex"]
-            if isinstance(ours, str) or isinstance(theirs, str):
-                print(f"D={dim} S={length} {name}: block_sparse {ours}, flex {theirs}", flush=True)
+            ours, other, theirs = row["block_sparse"], row["portable"], row["flex"]
+            if isinstance(ours, str) or isinstance(other, str) or isinstance(theirs, str):
+                print(f"D={dim} S={length} {name}: block_sparse {ours}, portable {other}, flex {theirs}", flush=True)
                 continue
             cells = (
                 f"D={dim:3d} S={length:5d} {name:14s} density {layout.density:.4f}",
                 f"forward {ours[0]:.3f} ms {useful / ours[0]:.0f} TFLOP/s, flex/ours {theirs[0] / ours[0]:.2f}",
+                f"flex/portable {theirs[0] / other[0]:.2f}",
                 f"over density x dense {ours[0] / layout.density / dense:.2f}",
                 f"backward {ours[1]:.3f} ms {2.5 * useful / ours[1]:.0f} TFLOP/s, flex/ours {theirs[1] / ours[1]:.2f}",
                 f"difference {row['difference']:.1e}",

@@ -191,6 +191,15 @@ def test_places_lead_from_a_column_to_the_bits() -> None:
     assert torch.equal(layout.partial.row_of_each()[places.long()], rows.long()), "a place is that of another row's block"
 
 
+def test_merged_lists_hold_partial_blocks_and_then_full_ones() -> None:
+    layout = layouts.sliding_window(1000, window=(300, 100), block=64)
+    merged = Schedule.of(layout).merged_rows
+    for row in range(layout.rows):
+        found = merged.blocks[merged.offsets[row] : merged.offsets[row + 1]].tolist()
+        full, partial = [x.indices[x.offsets[row] : x.offsets[row + 1]].tolist() for x in (layout.full, layout.partial)]
+        assert found == partial + full[::-1], f"row {row}"
+
+
 @pytest.mark.parametrize(
     ("band", "expected"),
     [((None, 0, 0), (None, 0)), ((5, 2, 3), (-2, 5)), ((2**31 - 1, None, -(2**31) + 1), (-FARTHEST, None))],

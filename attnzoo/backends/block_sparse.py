@@ -1,12 +1,17 @@
-"""block_sparse: FlashAttention over the blocks of a layout, in portable Triton, forward and recomputing backward."""
+"""block_sparse: FlashAttention over the blocks of a layout, forward and recomputing backward.
+
+The forward runs a Hopper kernel where that takes the call; everything else is portable Triton.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 from torch import Tensor
 
 from attnzoo.backends.flash import Flash
+from attnzoo.backends.hopper_sparse import support
 from attnzoo.backends.recompute import Gradients, empty_output
 from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
@@ -25,18 +30,35 @@ class BlockSparse(Flash):
         claimed = self.capabilities
         self.capabilities = replace(claimed, forward=claimed.forward | {"layout"}, backward=claimed.backward | {"layout"})
 
+    def _reasons_against_hopper(self, spec: AttentionSpec, name: str) -> tuple[str, ...]:
+        if spec.layout is None or not self.uses_hopper:
+            return super()._reasons_against_hopper(spec, name)
+        return reasons_against_hopper(spec, name)
+
     def forward(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         if inputs.layout is None:
             return super().forward(spec, inputs)
-        from attnzoo.backends.block_sparse_triton.launchers import forward
+        if not self._reasons_against_hopper(spec, "forward"):
+            from attnzoo.backends.hopper_sparse import launch
 
-        return forward(spec, inputs, empty_output(spec, inputs.q))
+            return launch.forward(spec, inputs.layout, inputs.q, inputs.k, inputs.v)
+        from attnzoo.backends.block_sparse_triton import launchers
+
+        return launchers.forward(spec, inputs, empty_output(spec, inputs.q))
 
     def backward(
         self, spec: AttentionSpec, inputs: AttentionInputs, o: Tensor, lse: Tensor, grad_o: Tensor, grad_lse: Tensor | None
     ) -> Gradients:
         if inputs.layout is None:
             return super().backward(spec, inputs, o, lse, grad_o, grad_lse)
-        from attnzoo.backends.block_sparse_triton.launchers import backward
+        from attnzoo.backends.block_sparse_triton import launchers
 
-        return Gradients(**backward(spec, inputs, o, lse, grad_o, grad_lse))
+        return Gradients(**launchers.backward(spec, inputs, o, lse, grad_o, grad_lse))
+
+
+@lru_cache(maxsize=1024)
+def reasons_against_hopper(spec: AttentionSpec, name: str) -> tuple[str, ...]:
+    """Why not the Hopper kernel over a layout; name: "forward" or "backward"."""
+    if name == "backward":
+        return ("there is no Hopper backward over a layout",)
+    return tuple(support.reasons_against(spec))

@@ -15,12 +15,37 @@ FARTHEST = 2**30  # no distance of two positions reaches it, and sums with one s
 
 
 @dataclass(frozen=True, eq=False)
+class MergedLists:
+    """Full and partial blocks of each line in one list: partial ones ascending, then full ones descending.
+
+    Attributes:
+        offsets, partial_offsets: `(lines + 1,)` int32, of this list and of its partial blocks alone.
+        blocks: `(blocks,)` int32, at least one element.
+    """
+
+    offsets: Tensor
+    partial_offsets: Tensor
+    blocks: Tensor
+
+    @classmethod
+    def of(cls, full: BlockLists, partial: BlockLists) -> MergedLists:
+        line, partial_line = full.row_of_each(), partial.row_of_each()
+        offsets = full.offsets + partial.offsets
+        blocks = full.indices.new_zeros(max(1, len(full.indices) + len(partial.indices)))
+        ends = offsets[1:].long() + full.offsets[:-1].long()  # a full block's entry, counted from the end of its line
+        blocks[ends[line] - 1 - torch.arange(len(line), device=line.device)] = full.indices
+        blocks[full.offsets.long()[partial_line] + torch.arange(len(partial_line), device=line.device)] = partial.indices
+        return cls(offsets, partial.offsets, blocks)
+
+
+@dataclass(frozen=True, eq=False)
 class Schedule:
     """A layout as the kernels take it (see `tiles.py`).
 
     Attributes:
         rows, columns: the `lists` of rows and of columns of blocks.
         row_shape, column_shape: their `shape`.
+        merged_rows: the rows as the Hopper kernel walks them.
         rule: packed bits; `low` and `high` of the stored band, which keeps `low <= j - i <= high`; q ids and the stride of
             their batches, kv ids and theirs. None for what the layout doesn't have.
         types: what of this decides the types of a kernel's arguments.
@@ -31,6 +56,7 @@ class Schedule:
     columns: tuple[Any, ...]
     row_shape: tuple[int, int, int]
     column_shape: tuple[int, int, int]
+    merged_rows: MergedLists
     rule: tuple[Any, ...]
     types: tuple[Any, ...]
     made: tuple[Any, Any] | None
@@ -69,6 +95,7 @@ def _made(layout: BlockLayout) -> Schedule:
         columns=_lists(by_column, by_column_partial, heads, layout.columns, places),
         row_shape=_shape(layout, layout.rows),
         column_shape=_shape(layout, layout.columns),
+        merged_rows=MergedLists.of(layout.full, layout.partial),
         rule=parts,
         types=tuple([part.dtype if isinstance(part, Tensor) else part is None for part in parts]),
         made=_event(layout.device),

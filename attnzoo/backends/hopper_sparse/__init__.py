@@ -1,0 +1,1 @@
+"""Gluon kernels over a block layout, for Hopper (sm_90)."""

@@ -1,0 +1,26 @@
+"""What the Hopper kernel over a layout takes, from metadata alone. Imports no triton."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from attnzoo.backends.hopper import support
+from attnzoo.spec import AttentionSpec
+
+BLOCK_Q, BLOCK_KV = 128, 64
+HEAD_DIM = 128
+
+
+def reasons_against(spec: AttentionSpec) -> list[str]:
+    """Why the forward kernel can't serve the call; empty if it can."""
+    layout = spec.layout
+    if layout is None:
+        return ["the call has no layout"]
+    reasons = support.reasons_against(replace(spec, layout=None, grads=()))
+    if layout.block_q % BLOCK_Q or layout.block_kv % BLOCK_KV:
+        reasons.append(f"blocks are {layout.block_q} x {layout.block_kv}, the Hopper kernel takes multiples of {BLOCK_Q} x {BLOCK_KV}")
+    if spec.head_dim > HEAD_DIM:
+        reasons.append(f"head_dim is {spec.head_dim}, the Hopper kernel over a layout takes at most {HEAD_DIM}")
+    if spec.band != (None, None):
+        reasons.append("causal or window beside a layout, which the Hopper kernel doesn't take")
+    return reasons

@@ -1,0 +1,69 @@
+"""block_sparse's Triton kernels compiled without a GPU: spills, serialised products, shared memory, tensor-core instructions."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = Path(__file__).with_name("block_sparse_aot.py")
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, which compiles the kernels")
+
+PROCESSES = (  # one process a line
+    ("90-64-64-random", "90-64-128-causal", "90-64-64-bits"),
+    ("90-128-128-random", "90-128-128-bits", "90-128-128-grouped"),
+    ("90-128-128-featured", "90-64-128-fp32"),
+    ("80-64-64-causal", "80-128-128-random", "100-128-128-causal"),
+)
+SHARED_BYTES = {"80": 163 * 1024, "90": 227 * 1024, "100": 227 * 1024}
+PRODUCTS = {"80": "HMMA", "90": "HGMMA", "100": "UTCHMMA"}
+WITHOUT_PRODUCTS = ("delta", "segment_bounds")
+SERIALISED = ("featured",)  # with a mask, ptxas (12.8) waits for every wgmma (C7515)
+
+# Bytes of stack that may be used, kernel -> bytes; "*" for every kernel of the call. None elsewhere.
+SPILLS: dict[str, dict[str, int]] = {}
+
+
+@needs_triton
+@pytest.mark.parametrize("names", PROCESSES, ids=[names[0] for names in PROCESSES])
+def test_kernels_compile_tight(names: tuple[str, ...]) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, SCRIPT, *names], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"compiling {', '.join(names)} failed:\n{done.stderr[-4000:]}"
+    compiled: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    found = [
+        f"{name} {kernel}: {p}" for name in names for kernel, facts in compiled[name].items() for p in problems_of(name, kernel, facts)
+    ]
+    assert not found, "\n".join(found)
+    kernels = {kernel for name in names for kernel in compiled[name]}
+    assert kernels >= {"forward", "delta", "backward_keys", "backward_queries"}, f"only {sorted(kernels)} were compiled"
+
+
+def problems_of(name: str, kernel: str, facts: dict[str, Any]) -> list[str]:
+    """What is wrong with a compiled kernel."""
+    capability, _, _, variant = name.split("-")
+    allowed = SPILLS.get(name, {})
+    spill = allowed.get(kernel, allowed.get("*", 0))
+    counts, found = facts["counts"], []
+    if facts["spilled_bytes"] > spill:
+        found.append(f"{facts['spilled_bytes']} bytes spill, {spill} allowed")
+    if facts["shared_bytes"] > SHARED_BYTES[capability]:
+        found.append(f"{facts['shared_bytes']} bytes of shared memory, {SHARED_BYTES[capability]} at most")
+    if kernel in WITHOUT_PRODUCTS:
+        return found
+    if variant not in SERIALISED and counts["HGMMA"] and counts["WARPGROUP"] >= counts["HGMMA"]:
+        found.append(f"ptxas serialises wgmma: {counts['WARPGROUP']} waits and fences for {counts['HGMMA']} HGMMA")
+    if variant != "fp32" and not counts[PRODUCTS[capability]]:
+        found.append(f"no {PRODUCTS[capability]}: its products don't run on tensor cores")
+    return found
+
+
+def test_problems_are_seen() -> None:
+    facts = {"spilled_bytes": 8, "shared_bytes": 232449, "counts": {"HGMMA": 8, "WARPGROUP": 16, "HMMA": 0}}
+    assert len(problems_of("90-64-64-random", "forward", facts)) == 3

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnzoo.backend import FEATURES, Capabilities
 from attnzoo.backends.hopper import support
+from attnzoo.backends.hopper.tiles import forward_tile, padded_head_dim
 from attnzoo.backends.recompute import Gradients, RecomputingBackend, empty_output
 from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
@@ -95,12 +96,23 @@ def reasons_against_hopper(spec: AttentionSpec, name: str) -> tuple[str, ...]:
     if name == "backward":
         return tuple(support.reasons_against(spec))
     reasons = support.reasons_against(replace(spec, grads=()))
-    if not reasons:
-        from attnzoo.backends.triton.launchers import splits_keys
-
-        if splits_keys(spec):
-            reasons.append("so few queries or heads that the portable kernel, which splits the keys, keeps more of the card busy")
+    if not reasons and is_small(spec):
+        reasons.append("the call is so small that the portable kernel, which starts sooner and can split the keys, is faster")
     return tuple(reasons)
+
+
+def is_small(spec: AttentionSpec) -> bool:
+    """Whether a forward keeps too little of the card busy for a Hopper kernel to win: measured, `benchmarks/flash_gpu.py route`."""
+    from attnzoo.backends.triton.launchers import processors_of
+
+    head_dim = padded_head_dim(spec.head_dim)
+    tile = forward_tile(head_dim, is_masked=spec.causal or spec.window is not None)
+    tiles = spec.batch * spec.q_heads * -(-spec.q_len // tile.block_q)
+    processors = processors_of(spec.device)
+    if spec.q_len <= 64 or (2 * tiles <= processors and spec.kv_len > 1024):
+        return True  # the portable kernel splits the keys
+    steps = -(-tiles // processors) * -(-spec.kv_len // tile.block_kv)  # of the busiest multiprocessor
+    return head_dim <= 64 and (tiles <= processors or steps <= 8)
 
 
 @constant_when_traced

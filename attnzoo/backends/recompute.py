@@ -112,6 +112,8 @@ def _differentiable_gradients(spec: AttentionSpec, inputs: AttentionInputs, grad
 def empty_output(spec: AttentionSpec, q: Tensor) -> Tensor:
     """Uninitialised `o`, `(B, Hq, Sq, Dv)`, in the memory order of q: heads inside the sequence if q has them so."""
     batch, heads, length, dim = spec.batch, spec.q_heads, spec.q_len, spec.value_dim
-    if heads > 1 and q.stride(1) < q.stride(2):
-        return q.new_empty(batch, length, heads, dim).transpose(1, 2)
+    _, head_stride, row_stride, _ = spec.strides[0]
+    if heads > 1 and head_stride < row_stride:
+        strides = (length * heads * dim, dim, heads * dim, 1)
+        return torch.empty_strided((batch, heads, length, dim), strides, dtype=q.dtype, device=q.device)
     return q.new_empty(batch, heads, length, dim)

@@ -16,7 +16,7 @@ from attnzoo.backends.triton.combine import MOST_SPLITS, combine
 from attnzoo.backends.triton.delta import row_statistics
 from attnzoo.backends.triton.forward import forward as forward_whole
 from attnzoo.backends.triton.norms import row_norms
-from attnzoo.backends.triton.problem import Facts, Problem, dot_precision, facts_of
+from attnzoo.backends.triton.problem import Facts, Problem
 from attnzoo.backends.triton.split import split_forward
 from attnzoo.backends.triton.table import Tile
 from attnzoo.inputs import AttentionInputs
@@ -46,11 +46,6 @@ def forward(spec: AttentionSpec, inputs: AttentionInputs, o: Tensor) -> tuple[Te
         split_forward(problem, tile, splits, parts, part_lse)
         combine(problem, parts, part_lse, o, lse)
     return o, lse
-
-
-def splits_keys(spec: AttentionSpec) -> bool:
-    """Whether the forward packs a group's heads into tiles and splits the keys, as it does for few queries or few heads."""
-    return split_plan(facts_of(spec, dot_precision(spec.dtype))) is not None
 
 
 @lru_cache(maxsize=1024)
@@ -113,8 +108,11 @@ def processors_of(device: torch.device) -> int:
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 
 
+NOWHERE_ELSE = contextlib.nullcontext()
+
+
 def on_device(device: torch.device) -> contextlib.AbstractContextManager[Any]:
     """Makes the tensors' device the current one, which is where Triton launches."""
-    if device.type != "cuda" or device.index == torch.cuda.current_device():
-        return contextlib.nullcontext()
+    if device.type != "cuda" or device.index == torch._C._cuda_getDevice():
+        return NOWHERE_ELSE
     return torch.cuda.device(device)

@@ -172,12 +172,13 @@ def paired(table: Tensor | None) -> tuple[Any, ...]:
 
 def is_vector(tensor: tuple[Any, ...]) -> bool:
     """Whether the pointer and all strides of a tensor tuple are multiples of 16 bytes."""
-    if tensor[0] is None:
-        return False
-    strides = 0
-    for stride in tensor[1:]:
-        strides |= stride or 0
-    return not (tensor[0].data_ptr() | strides * tensor[0].element_size()) & VECTOR
+    pointer = tensor[0]
+    return pointer is not None and not pointer.data_ptr() & VECTOR and _are_vectors(tensor[1:], pointer.element_size())
+
+
+@lru_cache(maxsize=4096)
+def _are_vectors(strides: tuple[int | None, ...], element_size: int) -> bool:
+    return not any([(stride or 0) * element_size & VECTOR for stride in strides])
 
 
 def padded_rows(q_len: int) -> int:

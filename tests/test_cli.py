@@ -348,3 +348,12 @@ def test_trace_shows_each_tile_and_ends_at_standard_attention(cli, arguments: li
     data = cli("trace", *arguments, "--format", "json").json()
     assert len(data["steps"]) == tiles, data
     assert data["difference"] < 1e-6, data["difference"]
+
+
+def test_io_accounts_for_the_papers_table(cli) -> None:
+    shown = cli("io")
+    assert shown.code == 0, shown.err
+    assert all(word in shown.out for word in ("standard attention", "ours on 9.0", "dQ", "41.7", "40.3")), shown.out
+    data = cli("io", "--q", "1,16,8192,128", "--layout", "128,128", "--density", "0.5", "--grad", "none", "--format", "json").json()
+    assert [step["tile"] for step in data["ours on 9.0"]["steps"]] == [[128, 128]], data
+    assert cli("io", "--q", "1,2,3").code == 2

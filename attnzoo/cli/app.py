@@ -12,6 +12,7 @@ from attnzoo.cli.check import check
 from attnzoo.cli.doctor import doctor
 from attnzoo.cli.explain import explain
 from attnzoo.cli.info import info
+from attnzoo.cli.io import io
 from attnzoo.cli.layout import layout
 from attnzoo.cli.list_backends import list_backends
 from attnzoo.cli.new import new
@@ -42,6 +43,7 @@ app.command("explain")(explain)
 app.command("layout")(layout)
 app.command("check")(check)
 app.command("bench")(bench)
+app.command("io")(io)
 app.command("support")(support)
 app.command("trace")(trace)
 app.command("new")(new)

@@ -10,10 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, seed, settings
 
 from attnzoo.testing import oracle, yardstick
-from attnzoo.testing.budget import assert_results_within_budget, assert_within_budget
+from attnzoo.testing.budget import assert_lse_within_budget, assert_results_within_budget, assert_within_budget
 from attnzoo.testing.failure import ConformanceError
 from attnzoo.testing.inputs import make_call
-from attnzoo.testing.oracle import Results
+from attnzoo.testing.oracle import Results, Truth
 from attnzoo.testing.problem import DTYPES, Problem, Sinks, Table
 from attnzoo.testing.strategies import ALL_FEATURES, problems
 
@@ -98,6 +98,14 @@ def test_amounts_that_are_not_finite_are_a_failure(number: float, place: int) ->
     for result in (ones, ones * 2):
         with pytest.raises(ConformanceError, match="o: the amounts of the oracle are not finite, so this case judges nothing"):
             assert_within_budget(result, ones.double(), ones, (amounts[0], amounts[1]), "o")
+
+
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_yardstick_of_the_lse_that_is_not_finite_is_a_failure(number: float) -> None:
+    lse = torch.zeros(1, 1, 2)
+    truth = Truth(Results(torch.zeros(1, 1, 2, 1), lse.double(), {}), {}, torch.zeros(1, 1, 2, dtype=torch.bool))
+    with pytest.raises(ConformanceError, match="lse: the yardstick is not finite, so this case judges nothing"):
+        assert_lse_within_budget(lse, truth, torch.tensor([[[0.0, number]]]), torch.float32)
 
 
 def test_nan_in_the_result_is_a_failure() -> None:

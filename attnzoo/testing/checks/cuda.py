@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import torch
@@ -77,6 +78,7 @@ def tf32(subject: Subject, problem: Problem, device: torch.device) -> None:
     for name, value in coarse.named().items():
         error = float((value.double() - truth.results.named()[name]).abs().max())
         allowed = 8 * TF32_EPSILON * float(truth.amounts[name][1].max())
+        require(math.isfinite(allowed), f"{name}: the amounts of the oracle are not finite, so this case judges nothing")
         require(error <= allowed, f"{name} in TF32: max|err| is {error:.3e}, allowed {allowed:.3e}")
     judge(subject.run(call), problem, device)
 

@@ -108,12 +108,18 @@ class Fake:
     asked: list = dataclasses.field(default_factory=list)
     is_closed: bool = False
 
-    def ask(self, **request):
+    def send(self, **request):
         self.asked.append(request)
         if len(self.asked) > self.ends_after:
             raise KeyboardInterrupt
+
+    def answer(self):
         ready = {"status": "ok", "first_call": 0.5, "peak": 1000}
-        return {"status": "ok", "times": [float(len(self.asked))] * 3} if request["do"] == "burst" else ready
+        return {"status": "ok", "times": [float(len(self.asked))] * 3} if self.asked[-1]["do"] == "burst" else ready
+
+    def ask(self, **request):
+        self.send(**request)
+        return self.answer()
 
     def close(self):
         self.is_closed = True
@@ -135,17 +141,23 @@ def test_a_run_that_is_cut_off_is_resumed(tmp_path):
     assert len(Results.read(path).cells) == 4
 
 
-def test_backends_take_turns():
+@pytest.mark.parametrize("side_by_side", [1, 2])
+def test_backends_take_turns(side_by_side):
     order = []
 
     class Noted(Fake):
-        def ask(self, **request):
-            if request["do"] == "burst":
-                order.append(self.name)
-            return super().ask(**request)
+        def send(self, **request):
+            order.append(self.name + request["do"][0])
+            super().send(**request)
 
-    run(Matrix((SMALL,), rounds=3), {name: Noted(name) for name in "abc"}, Results({}), quiet)
-    assert "".join(order) == "abcbcacab", order
+        def answer(self):
+            order.append(self.name)
+            return super().answer()
+
+    run(Matrix((SMALL,), rounds=3, side_by_side=side_by_side), {name: Noted(name) for name in "abc"}, Results({}), quiet)
+    prepared = {1: "ap a bp b cp c", 2: "ap bp a b cp c"}[side_by_side]
+    timed = " ".join(f"{name}b {name}" for name in "abcbcacab")
+    assert " ".join(order).startswith(f"{prepared} {timed} "), order
 
 
 @pytest.mark.parametrize("layout", ["", "random:0.5"])

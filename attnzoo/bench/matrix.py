@@ -14,6 +14,7 @@ from attnzoo.bench.workload import Workload
 __all__ = ["Matrix", "QUICK_CPU", "QUICK_CUDA", "workloads_of"]
 
 SIZES = {f.name for f in fields(Workload)}
+COUNTS = ("rounds", "side_by_side")
 DERIVED = {"tokens": ("batch", "length"), "width": ("heads", "head_dim")}
 """Key -> the size that it gives, and the one it is divided by: batch = tokens // length, heads = width // head_dim."""
 
@@ -29,6 +30,8 @@ class Matrix:
         rounds: how often each backend's turn comes; they take turns, so that drift hits all alike.
         seconds: of measured calls a turn.
         timeout: seconds that a backend may take to answer, its first call and compilation included.
+        side_by_side: backends that compile and are checked at one time. More than one saves time where there are cores
+            enough; first calls are then slower, and memory is shared. Times are always taken one at a time.
     """
 
     workloads: tuple[Workload, ...]
@@ -37,14 +40,15 @@ class Matrix:
     rounds: int = 5
     seconds: float = 0.1
     timeout: float = 120.0
+    side_by_side: int = 1
 
     def __post_init__(self) -> None:
         if not self.workloads:
             raise ValueError("the matrix has no workload")
-        for name in ("rounds", "seconds", "timeout"):
+        for name in ("rounds", "seconds", "timeout", "side_by_side"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int if name == "rounds" else (int, float)) or value <= 0:
-                raise ValueError(f"{name} is {value!r}; it takes a positive {'int' if name == 'rounds' else 'number'}")
+            if isinstance(value, bool) or not isinstance(value, int if name in COUNTS else (int, float)) or value <= 0:
+                raise ValueError(f"{name} is {value!r}; it takes a positive {'int' if name in COUNTS else 'number'}")
         if self.relative_to is not None and self.backends and self.relative_to not in self.backends:
             raise ValueError(f"relative_to is {self.relative_to!r}, none of the backends {', '.join(self.backends)}")
 

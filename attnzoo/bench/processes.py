@@ -33,6 +33,7 @@ class Contestant:
         self._answers: queue.Queue[bytes] = queue.Queue()
         self._log: IO[bytes] | None = None
         self._is_ready = False
+        self._asked = ""
 
     def start(self) -> None:
         """Start the process, and don't wait for it."""
@@ -46,20 +47,28 @@ class Contestant:
 
     def ask(self, **request: Any) -> dict[str, Any]:
         """The answer, a dict with a status; "error" if the process died or took too long, and then it is ended."""
+        self.send(**request)
+        return self.answer()
+
+    def send(self, **request: Any) -> None:
+        """Ask, and don't wait; `answer` does."""
         self.start()
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._asked = request["do"]
+        with contextlib.suppress(BrokenPipeError):  # `answer` says that it has ended
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def answer(self) -> dict[str, Any]:
+        """To what was sent last."""
         if not self._is_ready:
             hello = self._receive("starting")
             self._is_ready = hello["status"] == "ok"
             if not self._is_ready:
                 self.close()
                 return hello
-        process = self._process
-        if process is None or process.stdin is None:
-            return {"status": "error", "detail": "its process has ended"}
-        with contextlib.suppress(BrokenPipeError):
-            process.stdin.write(json.dumps(request).encode() + b"\n")
-            process.stdin.flush()
-        return self._receive(request["do"])
+        return self._receive(self._asked)
 
     def _receive(self, step: str) -> dict[str, Any]:
         try:

@@ -73,13 +73,17 @@ def _cells(matrix: Matrix, workload: Workload, contestants: Sequence[Contestant]
         cells[contestant.name] = Cell(contestant.name, workload, answer["status"], answer["detail"], **facts)  # type: ignore[arg-type]
         progress(workload.id, "", 1)
 
-    for contestant in contestants:
-        progress(workload.id, f"{contestant.name} is checked", 0)
-        answer = contestant.ask(do="prepare", workload=workload.to_dict())
-        if answer["status"] == "ok":
-            turns.append(Turn(contestant, answer["first_call"], answer["peak"], []))
-        else:
-            failed(contestant, answer)
+    for place in range(0, len(contestants), matrix.side_by_side):
+        group = contestants[place : place + matrix.side_by_side]
+        for contestant in group:
+            progress(workload.id, f"{contestant.name} is checked", 0)
+            contestant.send(do="prepare", workload=workload.to_dict())
+        for contestant in group:
+            answer = contestant.answer()
+            if answer["status"] == "ok":
+                turns.append(Turn(contestant, answer["first_call"], answer["peak"], []))
+            else:
+                failed(contestant, answer)
     for number in range(matrix.rounds):
         first = number % max(len(turns), 1)
         for turn in turns[first:] + turns[:first]:  # nobody is always the first, on the coolest machine

@@ -1,6 +1,8 @@
 """The kernels of `block_sparse` on a GPU: right first, then how fast.
 
-    python benchmarks/block_sparse_gpu.py check      layouts and features against naive in fp32, and what only a GPU can show
+    python benchmarks/block_sparse_gpu.py check      layouts and features against naive in fp32
+    python benchmarks/block_sparse_gpu.py probe      what only a GPU can show
+    python benchmarks/block_sparse_gpu.py quick      time against density, without a peer
     python benchmarks/block_sparse_gpu.py tune       each kernel under many tiles
     python benchmarks/block_sparse_gpu.py build      layouts made on the device: from_mask_mod, topk, presets
     python benchmarks/block_sparse_gpu.py compare    against torch.compile(flex_attention) over the same blocks
@@ -16,6 +18,8 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -129,46 +133,50 @@ def check_feature(name: str, dtype: torch.dtype) -> float:
     if options.pop("sinks", False):
         tensors["sinks"] = randn(4)
     upstream = randn(2, 4, S, Dv).to(dtype), randn(2, 4, S)
-    if device == "cpu":  # only compiled
-        values_and_grads(BlockSparse(uses_hopper=False), tensors, options, upstream)
-        return 0.0
     exact = {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
     truth = values_and_grads(Naive(), exact, options, upstream)
     return max(worst_error(values_and_grads(BlockSparse(uses_hopper=way), tensors, options, upstream), truth) for way in (False, True))
 
 
-def compile_feature(name: str, dtype: torch.dtype) -> str:
+def check_job(name: str, dtype: torch.dtype) -> str:
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
     try:
-        check_feature(name, dtype)
+        error = check_feature(name, dtype)
     except Exception as failure:
-        return f"compiling {name} {dtype}: {type(failure).__name__} {str(failure)[:300]}"
-    return ""
+        return f"{name} {dtype}: {type(failure).__name__} {str(failure)[:300]}"
+    return "" if error <= TOLERANCE[dtype] else f"{name} {dtype}: {error:.2e}"
 
 
 def check() -> None:
-    torch.backends.cuda.matmul.fp32_precision = "ieee"
-    jobs = [(name, dtype) for name, dtype in itertools.product(feature_cases(), (torch.bfloat16, torch.float32))]
-    jobs += [(name, torch.float16) for name in ("random-64x64", "bits-128", "causal-d128")]
-    in_parallel(compile_feature, jobs)
+    """Each case in one of several processes, since nearly all of its time is compiling."""
+    jobs = [(name, torch.bfloat16) for name in feature_cases()]
+    jobs += [(name, torch.float32) for name in feature_cases() if not name.startswith("hopper")]
+    jobs += [(name, torch.float16) for name in ("random-64x64", "bits-128", "hopper-causal", "hopper-bits")]
+    jobs.sort(key=lambda job: not job[0].startswith("hopper"))
+    workers = int(os.environ.get("WORKERS", min(12, os.cpu_count() or 1)))
     bad = []
-    for name, dtype in jobs:
-        try:
-            error = check_feature(name, dtype)
-        except Exception as failure:
-            bad.append(f"{name} {dtype}: {type(failure).__name__} {str(failure)[:300]}")
-            continue
-        if not error <= TOLERANCE[dtype]:
-            bad.append(f"{name} {dtype}: {error:.2e}")
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(check_job, *job) for job in jobs]):
+            if done.result():
+                bad.append(done.result())
+                print(bad[-1], flush=True)
+    print(f"{len(jobs)} cases, {len(bad)} bad", flush=True)
+    RESULTS["check"] = bad
+
+
+def probe() -> None:
+    """What only a GPU can show."""
+    bad = []
     probes: tuple[Callable[[], None], ...] = (no_waiting, graph_replay, side_stream, bitwise, skipped_nan, long_rows)
-    for probe in probes:
+    for each in probes:
         try:
-            probe()
+            each()
         except Exception as failure:
-            bad.append(f"{probe.__name__}: {type(failure).__name__} {str(failure)[:300]}")
+            bad.append(f"{each.__name__}: {type(failure).__name__} {str(failure)[:300]}")
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
-    print(f"check: {len(jobs) + len(probes)} cases, {len(bad)} bad", *bad, sep="\n  ", flush=True)
-    RESULTS["check"] = bad
+    print(f"probes: {len(probes)}, {len(bad)} bad", *bad, sep="\n  ", flush=True)
+    RESULTS["probe"] = bad
 
 
 def qkv(length: int, dim: int, heads: int = HEADS, batch: int = 1) -> dict[str, Tensor]:
@@ -390,6 +398,40 @@ def compared_layouts(length: int) -> dict[str, tuple[BlockLayout, Any]]:
     }
 
 
+def quick() -> None:
+    """Hopper and portable kernels over random blocks, beside the dense forward and backward of cuDNN."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+    ways = {"hopper": BlockSparse(), "portable": BlockSparse(uses_hopper=False)}
+    rows = RESULTS["quick"] = []
+    for dim, length in itertools.product((128, 64), (8192, 32768)):
+        tensors = qkv(length, dim)
+        g = torch.randn_like(tensors["q"])
+        with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]):
+            dense = forward_and_backward(lambda: sdpa(*tensors.values()), tensors, g)  # noqa: B023
+        print(f"D={dim} S={length} cudnn dense {dense[0]:.3f} {dense[1]:.3f} ms", flush=True)
+        for share in (1, 4, 8, 32):
+            layout = layouts.random(length, density=1 / share, device="cuda")
+            row: dict[str, Any] = {"dim": dim, "length": length, "density": layout.density, "dense": dense}
+            useful = 4e-9 * HEADS * length * length * dim * layout.density
+            for way, backend in ways.items():
+                row[way] = forward_and_backward(lambda: attend(backend, tensors, {"layout": layout})[0], tensors, g)  # noqa: B023
+            rows.append(row)
+            rates = "  ".join(f"{way} {useful / row[way][0]:.0f} / {2.5 * useful / row[way][1]:.0f} TFLOP/s" for way in ways)
+            over = row["hopper"][0] / layout.density / dense[0]
+            print(f"D={dim} S={length} density {layout.density:.4f}: {rates}, over density x dense {over:.2f}", flush=True)
+
+
+def forward_and_backward(call: Callable[[], Tensor], tensors: dict[str, Tensor], g: Tensor) -> tuple[float, float]:
+    """Milliseconds of each."""
+    o = call()
+    with torch.no_grad():
+        forward_ms = time_ms(call, rounds=3, budget_ms=12.0)
+    leaves = list(tensors.values())
+    return forward_ms, time_ms(lambda: torch.autograd.grad(o, leaves, g, retain_graph=True), rounds=3, budget_ms=12.0)
+
+
 def block_mask_of(layout: BlockLayout, mask_mod: Any) -> Any:
     from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
@@ -433,10 +475,7 @@ def compare(lengths: tuple[int, ...] = (8192, 32768), dims: tuple[int, ...] = (1
                 try:
                     o = call()
                     results[peer] = [o, *torch.autograd.grad(o, [q, k, v], g, retain_graph=True)]
-                    with torch.no_grad():
-                        forward_ms = time_ms(call, rounds=3, budget_ms=12.0)
-                    backward_ms = time_ms(lambda: torch.autograd.grad(o, [q, k, v], g, retain_graph=True), rounds=3, budget_ms=12.0)  # noqa: B023
-                    row[peer] = (forward_ms, backward_ms)
+                    row[peer] = forward_and_backward(call, tensors, g)
                 except Exception as failure:
                     row[peer] = f"{type(failure).__name__} {str(failure)[:200]}"
             row["difference"] = max(worst_error(results[peer], results["flex"]) for peer in results) if "flex" in results else None
@@ -462,7 +501,7 @@ def main(words: list[str]) -> None:
 
     RESULTS["machine"] = [torch.cuda.get_device_name(), torch.__version__, triton.__version__]
     print(*RESULTS["machine"], flush=True)
-    actions = {"check": check, "tune": tune, "build": build, "compare": compare}
+    actions = {"check": check, "probe": probe, "quick": quick, "tune": tune, "build": build, "compare": compare}
     for word in words:
         began = time.time()
         try:

@@ -1,6 +1,6 @@
 """block_sparse: FlashAttention over the blocks of a layout, forward and recomputing backward.
 
-The forward runs a Hopper kernel where that takes the call; everything else is portable Triton.
+Hopper kernels where they take the call, portable Triton elsewhere.
 """
 
 from __future__ import annotations
@@ -51,6 +51,11 @@ class BlockSparse(Flash):
     ) -> Gradients:
         if inputs.layout is None:
             return super().backward(spec, inputs, o, lse, grad_o, grad_lse)
+        if not self._reasons_against_hopper(spec, "backward"):
+            from attnzoo.backends.hopper_sparse import launch
+
+            grads = launch.backward(spec, inputs.layout, (inputs.q, inputs.k, inputs.v), o, lse, grad_o, grad_lse)
+            return Gradients(**{name: grad for name, grad in zip("qkv", grads) if name in spec.grads})
         from attnzoo.backends.block_sparse_triton import launchers
 
         return Gradients(**launchers.backward(spec, inputs, o, lse, grad_o, grad_lse))
@@ -59,6 +64,4 @@ class BlockSparse(Flash):
 @lru_cache(maxsize=1024)
 def reasons_against_hopper(spec: AttentionSpec, name: str) -> tuple[str, ...]:
     """Why not the Hopper kernel over a layout; name: "forward" or "backward"."""
-    if name == "backward":
-        return ("there is no Hopper backward over a layout",)
-    return tuple(support.reasons_against(spec))
+    return tuple(support.reasons_against(spec, name))

@@ -45,7 +45,7 @@ class Schedule:
     Attributes:
         rows, columns: the `lists` of rows and of columns of blocks.
         row_shape, column_shape: their `shape`.
-        merged_rows: the rows as the Hopper kernel walks them.
+        merged_rows, merged_columns: both as the Hopper kernels walk them.
         rule: packed bits; `low` and `high` of the stored band, which keeps `low <= j - i <= high`; q ids and the stride of
             their batches, kv ids and theirs. None for what the layout doesn't have.
         types: what of this decides the types of a kernel's arguments.
@@ -57,6 +57,7 @@ class Schedule:
     row_shape: tuple[int, int, int]
     column_shape: tuple[int, int, int]
     merged_rows: MergedLists
+    merged_columns: MergedLists
     rule: tuple[Any, ...]
     types: tuple[Any, ...]
     made: tuple[Any, Any] | None
@@ -96,6 +97,7 @@ def _made(layout: BlockLayout) -> Schedule:
         row_shape=_shape(layout, layout.rows),
         column_shape=_shape(layout, layout.columns),
         merged_rows=MergedLists.of(layout.full, layout.partial),
+        merged_columns=MergedLists.of(by_column, by_column_partial),
         rule=parts,
         types=tuple([part.dtype if isinstance(part, Tensor) else part is None for part in parts]),
         made=_event(layout.device),

@@ -9,9 +9,22 @@ import torch
 from torch import Tensor
 
 from attnzoo.backends.block_sparse_triton.schedule import Schedule
-from attnzoo.backends.hopper.descriptors import aligned, tile_descriptor
-from attnzoo.backends.hopper.launch import ALONE, Launch, Plan, heads_in_group, processors_of, zeroed_counter
-from attnzoo.backends.hopper.tiles import padded_head_dim
+from attnzoo.backends.hopper.descriptors import aligned, row_descriptor, tile_descriptor
+from attnzoo.backends.hopper.launch import (
+    ALONE,
+    LONGEST_GRID_SIDE,
+    OVERLAPPING,
+    Launch,
+    Plan,
+    Scratch,
+    heads_in_group,
+    post_launch,
+    pre_launch,
+    processors_of,
+    zeroed_counter,
+)
+from attnzoo.backends.hopper.tiles import backward_tile, padded_head_dim
+from attnzoo.backends.hopper_sparse.backward import sparse_attention_backward
 from attnzoo.backends.hopper_sparse.forward import sparse_attention_forward
 from attnzoo.backends.recompute import empty_output
 from attnzoo.backends.triton.launchers import on_device
@@ -23,6 +36,20 @@ STAGES = {64: 4, 128: 2}  # by head dim; 197 KB of shared memory at 128
 REGISTERS = (240, 24)  # a thread of a consumer, of the producer
 
 
+def rule_constants(types: tuple[Any, ...]) -> tuple[bool, bool, bool, bool]:
+    """Whether the rule has a low and a high bound, segments, and bits."""
+    has_bits, has_low, has_high, has_ids = [part is not True for part in types[:4]]
+    return has_low, has_high, has_ids, has_bits
+
+
+def rule_arguments(schedule: Schedule) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+    """Tensors and numbers of the rule, anything of the right type where it has none."""
+    bits, low, high, q_ids, q_batch, kv_ids, kv_batch = schedule.rule
+    stand_in = schedule.merged_rows.blocks
+    tensors = tuple([stand_in if part is None else part for part in (bits, q_ids, kv_ids)])
+    return tensors, tuple([part or 0 for part in (low, high, q_batch, kv_batch)])
+
+
 @lru_cache(maxsize=1024)
 def forward_plan(spec: AttentionSpec, types: tuple[Any, ...]) -> Plan:
     layout = spec.layout
@@ -31,9 +58,7 @@ def forward_plan(spec: AttentionSpec, types: tuple[Any, ...]) -> Plan:
     block_kv = 128 if layout.block_kv % 128 == 0 else 64
     tiles = -(-spec.q_len // layout.block_q) * (layout.block_q // BLOCK_M) * spec.batch * spec.q_heads
     is_cut = spec.kv_len % layout.block_kv != 0
-    has_bits, has_low, has_high, ids = types[0] is not True, types[1] is not True, types[2] is not True, types[3]
-    rule = (has_low, has_high, ids is not True, has_bits)
-    constants = (STAGES[columns], True, layout.block_q, layout.block_kv, is_cut, *rule, *REGISTERS)
+    constants = (STAGES[columns], True, layout.block_q, layout.block_kv, is_cut, *rule_constants(types), *REGISTERS)
     sizes = (spec.group, heads_in_group(spec), spec.q_heads, spec.q_len, spec.kv_len)
     variant = ("sparse forward", spec.dtype, spec.device, block_kv, columns, constants, types)
     return Plan(block_kv, columns, (min(processors_of(spec.device), tiles), 1, 1), (tiles, *sizes), constants, variant)
@@ -52,12 +77,10 @@ def forward_launch(spec: AttentionSpec, layout: BlockLayout, q: Tensor, k: Tenso
         tile_descriptor(o, 64, plan.columns),
     )
     lists = (merged.offsets, merged.partial_offsets, merged.blocks, schedule.rows[4])
-    bits, low, high, q_ids, q_batch, kv_ids, kv_batch = schedule.rule
-    tensors = [merged.blocks if part is None else part for part in (bits, q_ids, kv_ids)]  # any pointer where there is none
-    numbers = [part or 0 for part in (low, high, q_batch, kv_batch)]
+    tensors, numbers = rule_arguments(schedule)
     arguments = (*descriptors, lse, zeroed_counter(q.device), *lists, *tensors, *numbers, spec.scale, tiles)
     arguments += (*schedule.row_shape, *sizes, *plan.constants)
-    return Launch(sparse_attention_forward, plan.grid, arguments, plan.variant, ALONE)
+    return Launch(sparse_attention_forward, plan.grid, arguments, plan.variant, ALONE, spec.device)
 
 
 def forward(spec: AttentionSpec, layout: BlockLayout, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -67,3 +90,70 @@ def forward(spec: AttentionSpec, layout: BlockLayout, q: Tensor, k: Tensor, v: T
         lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
         forward_launch(spec, layout, aligned(q), aligned(k), aligned(v), o, lse)()
     return o, lse
+
+
+@lru_cache(maxsize=1024)
+def backward_plan(spec: AttentionSpec, types: tuple[Any, ...]) -> Plan:
+    layout = spec.layout
+    assert layout is not None
+    columns = padded_head_dim(spec.head_dim)
+    tile = backward_tile(columns)
+    key_heads = spec.batch * spec.kv_heads
+    width = 4 if key_heads % 4 == 0 else 1  # heads side by side start with their longest columns
+    if key_heads // width > LONGEST_GRID_SIDE:
+        width = key_heads
+    is_tested = layout.partial_blocks > 0 or spec.kv_len % tile.block_kv != 0
+    constants = (tile.stages, layout.block_q, layout.block_kv, is_tested, tile.lse_early and not is_tested, *rule_constants(types))
+    constants += (tile.consumer_registers, tile.producer_registers)
+    key_tiles = -(-spec.kv_len // layout.block_kv) * (layout.block_kv // tile.block_kv)
+    return Plan(
+        tile,
+        columns,
+        (width, key_tiles, key_heads // width),
+        (spec.q_heads, spec.kv_heads, spec.group, width, spec.q_len, -(-spec.q_len // tile.block_q), spec.kv_len),
+        constants,
+        ("sparse backward", spec.dtype, spec.device, tile, columns, constants, types),
+    )
+
+
+def main_launch(
+    spec: AttentionSpec, plan: Plan, schedule: Schedule, tensors: tuple[Tensor, ...], scratch: Scratch, dk: Tensor, dv: Tensor
+) -> Launch:
+    """tensors: q, k, v and grad_o."""
+    block_q, block_kv, columns = plan.tile.block_q, plan.tile.block_kv, plan.columns
+    descriptors = (
+        *(tile_descriptor(tensor, rows, columns) for tensor, rows in zip(tensors, (block_q, block_kv, block_kv, block_q))),
+        row_descriptor(scratch.lse2, block_q),
+        row_descriptor(scratch.delta, block_q),
+        tile_descriptor(scratch.dq_sum, block_q, columns // 2),
+        tile_descriptor(dk, block_kv // 2, columns),
+        tile_descriptor(dv, block_kv // 2, columns),
+    )
+    merged = schedule.merged_columns
+    lists = (merged.offsets, merged.partial_offsets, merged.blocks, *schedule.columns[4:])
+    lists = tuple([merged.blocks if part is None else part for part in lists])
+    rule, numbers = rule_arguments(schedule)
+    arguments = (*descriptors, scratch.state, *lists, *rule, *numbers, spec.scale, *plan.sizes, *schedule.column_shape[1:], *plan.constants)
+    return Launch(sparse_attention_backward, plan.grid, arguments, plan.variant, OVERLAPPING, spec.device)
+
+
+def backward(
+    spec: AttentionSpec,
+    layout: BlockLayout,
+    tensors: tuple[Tensor, Tensor, Tensor],
+    o: Tensor,
+    lse: Tensor,
+    grad_o: Tensor,
+    grad_lse: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """dq, dk, dv in the shapes, dtype and memory order of q, k and v. grad_lse is that of the natural-log lse."""
+    with on_device(spec.device):
+        schedule = Schedule.of(layout)
+        plan = backward_plan(spec, schedule.types)
+        grads = dq, dk, dv = tuple([torch.empty_like(tensor) for tensor in tensors])
+        scratch = Scratch.of(spec, plan)
+        given = (*map(aligned, tensors), aligned(grad_o))
+        pre_launch(spec, plan, o, lse, given[3], grad_lse, scratch)()
+        main_launch(spec, plan, schedule, given, scratch, dk, dv)()
+        post_launch(spec, plan, scratch, dq)()
+    return grads

@@ -34,11 +34,15 @@ def _unswizzled(rank: int) -> Any:
 
 def tile_descriptor(tensor: Tensor, rows: int, columns: int) -> Descriptor:
     """Tiles of the last two dims of a 3-D or 4-D tensor, as `aligned` gives it."""
-    block = (1,) * (tensor.ndim - 2) + (rows, columns)
-    # a dim of size 1 may carry any stride, also one that TMA does not take
-    strides = [16 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride())]
-    strides[-1] = 1
-    return Descriptor(tensor, tensor.shape, strides, block, _swizzled(block, tensor.dtype))
+    return Descriptor(tensor, tensor.shape, *_tiles(tensor.shape, tensor.stride(), tensor.dtype, rows, columns))
+
+
+@lru_cache(maxsize=1024)
+def _tiles(shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, rows: int, columns: int) -> tuple[Any, ...]:
+    """Strides, block and layout of a descriptor. A dim of size 1 may carry any stride, also one that TMA does not take."""
+    block = (1,) * (len(shape) - 2) + (rows, columns)
+    taken = [16 if size == 1 else stride for size, stride in zip(shape, strides)]
+    return [*taken[:-1], 1], block, _swizzled(block, dtype)
 
 
 def row_descriptor(tensor: Tensor, columns: int) -> Descriptor:
@@ -48,9 +52,11 @@ def row_descriptor(tensor: Tensor, columns: int) -> Descriptor:
 
 def aligned(tensor: Tensor) -> Tensor:
     """As TMA needs it: rows contiguous, base and strides multiples of 16 bytes, no overlap; a copy if it must be."""
-    unit = 16 // tensor.element_size()
-    *strides, last = tensor.stride()
-    is_fine = tensor.data_ptr() % 16 == 0 and (last == 1 or tensor.shape[-1] == 1)
-    for size, stride in zip(tensor.shape, strides):
-        is_fine = is_fine and (size == 1 or (stride > 0 and stride % unit == 0))
+    is_fine = tensor.data_ptr() % 16 == 0 and _are_taken(tensor.shape, tensor.stride(), 16 // tensor.element_size())
     return tensor if is_fine else tensor.clone(memory_format=torch.contiguous_format)
+
+
+@lru_cache(maxsize=1024)
+def _are_taken(shape: tuple[int, ...], strides: tuple[int, ...], unit: int) -> bool:
+    *outer, last = zip(shape, strides)
+    return (last[1] == 1 or last[0] == 1) and all([size == 1 or (stride > 0 and stride % unit == 0) for size, stride in outer])

@@ -20,6 +20,7 @@ from attnzoo.backends.hopper.descriptors import aligned, row_descriptor, tile_de
 from attnzoo.backends.hopper.forward import attention_forward
 from attnzoo.backends.hopper.tiles import BackwardTile, ForwardTile, backward_tile, forward_tile, padded_head_dim
 from attnzoo.backends.recompute import empty_output
+from attnzoo.backends.triton.launch import launch
 from attnzoo.backends.triton.launchers import on_device
 from attnzoo.spec import AttentionSpec
 
@@ -35,11 +36,12 @@ ALONE = {"num_warps": 4}
 OVERLAPPING = {"num_warps": 4, "launch_pdl": True}  # starts while the kernel before still runs, and waits inside
 
 
-@dataclass(frozen=True, eq=False, slots=True)
+@dataclass(eq=False, slots=True)
 class Launch:
     """A kernel with its grid and all of its arguments.
 
     Attributes:
+        device: on whose current stream it is launched.
         variant: what tells apart the binaries of the kernel; no two launches of one variant differ in the types of
             their arguments or in a constant.
     """
@@ -49,13 +51,14 @@ class Launch:
     arguments: tuple[Any, ...]
     variant: Hashable
     options: dict[str, Any]
+    device: torch.device
 
     def __call__(self) -> None:
         compiled = _compiled.get(self.variant)
         if compiled is None:
             _compiled[self.variant] = self.kernel[self.grid](*self.arguments, **self.options)
         else:
-            compiled[self.grid](*self.arguments)
+            launch(compiled, self.grid, self.device, self.arguments)
 
 
 _compiled: dict[Hashable, Any] = {}
@@ -158,7 +161,7 @@ def zeroed_counter(device: torch.device) -> Tensor:
     """
     if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
         return torch.zeros(1, dtype=torch.int32, device=device)
-    key = device, torch.cuda.current_stream(device).cuda_stream
+    key = device, torch._C._cuda_getCurrentRawStream(device.index)
     counter = _counters.get(key)
     if counter is None:
         counter = _counters[key] = torch.zeros(1, dtype=torch.int32, device=device)
@@ -176,7 +179,7 @@ def forward_launch(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, o: Tens
         tile_descriptor(o, 64, columns),
     )
     arguments = (*descriptors, lse, zeroed_counter(q.device), spec.scale, *plan.sizes, *plan.constants)
-    return Launch(attention_forward, plan.grid, arguments, plan.variant, ALONE)
+    return Launch(attention_forward, plan.grid, arguments, plan.variant, ALONE, spec.device)
 
 
 def forward(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -204,6 +207,7 @@ def pre_launch(
         (*tensors, spec.q_heads, spec.q_len, padded_len, *strides, *constants),
         ("pre", spec.dtype, spec.device, max(strides) >= 2**31, constants),
         ALONE,
+        spec.device,
     )
 
 
@@ -219,7 +223,7 @@ def main_launch(spec: AttentionSpec, plan: Plan, tensors: tuple[Tensor, ...], sc
         tile_descriptor(dv, block_kv // 2, columns),
     )
     arguments = (*descriptors, scratch.state, spec.scale, *plan.sizes, *plan.constants)
-    return Launch(attention_backward, plan.grid, arguments, plan.variant, OVERLAPPING)
+    return Launch(attention_backward, plan.grid, arguments, plan.variant, OVERLAPPING, spec.device)
 
 
 def post_launch(spec: AttentionSpec, plan: Plan, scratch: Scratch, dq: Tensor) -> Launch:
@@ -231,6 +235,7 @@ def post_launch(spec: AttentionSpec, plan: Plan, scratch: Scratch, dq: Tensor) -
         (scratch.dq_sum, scratch.state, dq, spec.scale, spec.q_heads, spec.q_len, *strides, *constants),
         ("post", spec.dtype, spec.device, max(strides) >= 2**31, constants),
         OVERLAPPING,
+        spec.device,
     )
 
 

@@ -1,0 +1,116 @@
+"""The Hopper kernels over a layout: compiled without a GPU, what ptxas says of them; which calls they take."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from attnzoo import layouts
+from attnzoo.backends.hopper.support import TRITONS
+from attnzoo.backends.hopper_sparse.support import reasons_against
+from attnzoo.layout import BlockLayout
+from attnzoo.spec import AttentionSpec
+
+SCRIPT = Path(__file__).with_name("hopper_sparse_aot.py")
+SHARED_BYTES = 227 * 1024
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, which compiles the kernels")
+
+PROCESSES = (  # one process a line
+    ("forward-128-random", "forward-128-causal", "forward-128-documents"),
+    ("forward-64-narrow", "forward-64-bits", "backward-64-random", "backward-64-bits"),
+    ("backward-128-random", "backward-128-causal", "backward-128-documents"),
+)
+
+# Bytes that may spill, written and read: where partial blocks are tested, and in the producer that describes them.
+SPILLS = {
+    "forward-128-causal": 24,
+    "forward-128-documents": 204,
+    "backward-64-bits": 252,
+    "backward-128-random": 8,
+    "backward-128-causal": 296,
+    "backward-128-documents": 680,
+}
+LATER_SPILLS = 160  # what other versions of Triton may add; the kernels are served under 3.6 alone
+
+
+def problems_of(name: str, facts: dict[str, Any]) -> list[str]:
+    """What is wrong with a compiled kernel."""
+    found = []
+    if facts["serialised"]:
+        found.append(f"ptxas serialises wgmma: {facts['serialised']}")
+    allowed = SPILLS.get(name, 0) + (0 if facts["triton"].startswith(TRITONS) else LATER_SPILLS)
+    if facts["spilled_bytes"] > allowed:
+        found.append(f"{facts['spilled_bytes']} bytes spill, {allowed} allowed")
+    if facts["shared_bytes"] > SHARED_BYTES:
+        found.append(f"{facts['shared_bytes']} bytes of shared memory, {SHARED_BYTES} at most")
+    wanted = {"UTMAREDG": 0, "ATOMG": 1} if name.startswith("forward") else {"UTMAREDG": 2 * int(name.split("-")[1]) // 64, "RED": 0}
+    found += [f"{facts['counts'][each]} {each}, expected {count}" for each, count in wanted.items() if facts["counts"][each] != count]
+    if facts["counts"]["UTMALDG"] < 4:
+        found.append(f"{facts['counts']['UTMALDG']} UTMALDG: q, k and v do not all come by TMA")
+    return found
+
+
+@needs_triton
+@pytest.mark.parametrize("names", PROCESSES, ids=[names[0] for names in PROCESSES])
+def test_kernels_compile_tight(names: tuple[str, ...]) -> None:
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, SCRIPT, *names], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"compiling {', '.join(names)} failed:\n{done.stderr[-4000:]}"
+    facts = json.loads(done.stdout.splitlines()[-1])
+    found = [f"{name}: {problem}" for name in names for problem in problems_of(name, facts[name])]
+    assert not found, "\n".join(found)
+
+
+def test_problems_are_seen() -> None:
+    counts = {"UTMAREDG": 1, "ATOMG": 1, "UTMALDG": 2, "RED": 0}
+    facts = {"triton": "3.6.0", "serialised": ["C7511"], "spilled_bytes": 8, "shared_bytes": 232449, "counts": counts}
+    assert len(problems_of("forward-128-random", facts)) == 5
+
+
+# Which calls they take
+
+
+def spec_of(layout: BlockLayout | None, *, head_dim: int = 64, grads: bool = False, **options: Any) -> AttentionSpec:
+    q, k, v = [torch.zeros(1, 2, 512, head_dim, dtype=torch.bfloat16, requires_grad=grads) for _ in "qkv"]
+    return AttentionSpec.of(q, k, v, layout=layout, **options)
+
+
+def about_the_call(spec: AttentionSpec, name: str) -> list[str]:
+    """Without what is about this machine."""
+    return [reason for reason in reasons_against(spec, name) if not reason.startswith(("device is", "triton is", "compute capability"))]
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+@pytest.mark.parametrize("layout", [layouts.causal(512), layouts.documents([200, 312]), layouts.random(512, density=0.5, block=256)])
+def test_takes_every_rule_of_large_blocks(layout: BlockLayout, name: str) -> None:
+    assert about_the_call(spec_of(layout, grads=True), name) == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "name", "reason"),
+    [
+        (spec_of(None), "forward", "the call has no layout"),
+        (spec_of(layouts.causal(512, block=64)), "forward", "blocks are 64 x 64, the Hopper kernel takes multiples of 128 x 64"),
+        (spec_of(layouts.causal(512, block=(128, 64))), "backward", "blocks are 128 x 64, the Hopper kernel takes multiples of 128 x 128"),
+        (spec_of(layouts.causal(512), head_dim=256), "forward", "head_dim is 256, the Hopper kernel over a layout takes at most 128"),
+        (spec_of(layouts.causal(512), causal=True), "forward", "causal or window beside a layout, which the Hopper kernel doesn't take"),
+        (spec_of(layouts.causal(512), softcap=2.0), "forward", "the call has softcap, which the Hopper kernels don't take"),
+    ],
+)
+def test_refusals_name_what_was_found_and_what_is_taken(spec: AttentionSpec, name: str, reason: str) -> None:
+    assert reason in about_the_call(spec, name)
+
+
+def test_the_backward_is_not_taken_as_deterministic() -> None:
+    spec = dataclasses.replace(spec_of(layouts.causal(512), grads=True), deterministic=True)
+    assert about_the_call(spec, "forward") == []
+    assert any("deterministic" in reason for reason in about_the_call(spec, "backward"))

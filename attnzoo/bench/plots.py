@@ -205,4 +205,4 @@ def _ceiling(axes: Axes, cells: Sequence[Cell], terabytes: float, tflops: float 
     axes.set_xlabel("useful FLOPs a compulsory byte", fontsize=8)
     axes.set_ylabel("useful TFLOP/s", fontsize=8)
     note = f"copy {terabytes:.3g} TB/s" + ("" if tflops is None else f", matrix product {tflops:.3g} TFLOP/s")
-    axes.annotate(note, (0.02, 0.97), xycoords="axes fraction", fontsize=7, color="#555555", va="top")
+    axes.annotate(note, (0.98, 0.03), xycoords="axes fraction", fontsize=7, color="#555555", ha="right")

@@ -156,10 +156,11 @@ def check() -> None:
     workers = int(os.environ.get("WORKERS", min(12, os.cpu_count() or 1)))
     bad = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
-        for done in as_completed([pool.submit(check_job, *job) for job in jobs]):
-            if done.result():
-                bad.append(done.result())
-                print(bad[-1], flush=True)
+        running = {pool.submit(check_job, *job): job for job in jobs}
+        for done in as_completed(running):
+            name, dtype = running[done]
+            print(done.result() or f"ok {name} {dtype}", flush=True)
+            bad += [done.result()] if done.result() else []
     print(f"{len(jobs)} cases, {len(bad)} bad", flush=True)
     RESULTS["check"] = bad
 

@@ -386,6 +386,27 @@ def write(path: Path | None, rows: list[dict[str, Any]]) -> None:
         path.write_text(json.dumps({**machine(), "summary": summary(rows), "rows": rows}, indent=1))
 
 
+def markdown(path: Path) -> str:
+    """The tables of a result file: TFLOP/s, and ours over the best of the others."""
+    found = json.loads(path.read_text())
+    names = list(CONTENDERS)
+    lines = []
+    for section in dict.fromkeys(row.get("section") for row in found["rows"] if row.get("section")):
+        for kind in ("forward", "backward"):
+            rows = [row for row in found["rows"] if row.get("section") == section and row["pass"] == kind]
+            if rows:
+                head = ["cell", *names, "ours / best"]
+                lines += ["", f"### {section}, {kind}", "", f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
+            for row in rows:
+                cells = [f"{row['tflops'][name]:.0f}" if name in row["tflops"] else "" for name in names]
+                lines.append(f"| {row['cell'].partition(' ')[2]} | {' | '.join(cells)} | {row['ours_to_best'] or ''} |")
+    steps = [row for row in found["rows"] if row["pass"] == "step"]
+    if steps:
+        lines += ["", "### GPT-2 medium, tokens/s", ""]
+        lines += [f"- {row['cell']}: {row['tokens_per_second']}, ours / best {row['ours_to_best']}" for row in steps]
+    return "\n".join(lines)
+
+
 START = time.perf_counter()
 
 
@@ -397,13 +418,18 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=230.0, help="start no cell later than this")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--warm", default="", help=argparse.SUPPRESS)
+    parser.add_argument("--table", type=Path, default=None, help="print the tables of a result file instead")
     arguments = parser.parse_args()
+    if arguments.table:
+        print(markdown(arguments.table))
+        return
     sections = arguments.only.split(",")
     names = ["ours", *(name for name in arguments.peers.split(",") if name)]
     chosen = [cell for section in sections for cell in cells() if cell.section == section]
     if arguments.warm:
         i, jobs = map(int, arguments.warm.split("/"))
-        return warm(chosen[i::jobs], names)
+        warm(chosen[i::jobs], names)
+        return
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     if arguments.jobs:

@@ -88,7 +88,8 @@ def to_dense(layout: BlockLayout) -> Tensor:
     batch, heads, rows, columns = layout.batch, layout.heads, layout.rows, layout.columns
     block_q, block_kv = layout.block_q, layout.block_kv
     tiles = torch.zeros(batch * heads * rows, columns, block_q, block_kv, dtype=torch.bool, device=layout.device)
-    tiles[layout.full.row_of_each(), layout.full.indices.long()] = True
+    everything = tiles.new_ones(())  # True itself would be copied from the CPU, which no graph can capture
+    tiles[layout.full.row_of_each(), layout.full.indices.long()] = everything
     tiles[layout.partial.row_of_each(), layout.partial.indices.long()] = partial_blocks(layout)
     split = tiles.transpose(1, 2).reshape(batch, heads, rows * block_q, columns * block_kv)
     return split[:, :, : layout.q_len, : layout.kv_len]
@@ -104,7 +105,9 @@ def partial_blocks(layout: BlockLayout, which: slice = WHOLE, rows: slice = WHOL
         rows, columns: within each block.
     """
     rule, device = layout.rule, layout.device
-    places = torch.arange(*which.indices(len(layout.partial.indices)), dtype=torch.int32, device=device)
+    count = len(layout.partial.indices)  # slice.indices is beyond the Dynamo of torch 2.11
+    stop = count if which.stop is None else min(which.stop, count)
+    places = torch.arange(which.start or 0, stop, dtype=torch.int32, device=device)
     row = torch.searchsorted(layout.partial.offsets, places, right=True) - 1
     i = (row % max(layout.rows, 1) * layout.block_q)[:, None] + torch.arange(layout.block_q, device=device)[rows]
     j = (layout.partial.indices[which].long() * layout.block_kv)[:, None] + torch.arange(layout.block_kv, device=device)[columns]

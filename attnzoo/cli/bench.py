@@ -173,11 +173,14 @@ def _progress(total: int) -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar
+    from rich.table import Column
 
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("cells,"), TimeRemainingColumn(), TextColumn("{task.description}"))
-    with Bar(*columns, console=Console(stderr=True)) as bar:
+    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # a narrow terminal cuts this, not the time left
+    step = TextColumn("{task.description}", table_column=rest)
+    columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("cells,"), TimeRemainingColumn(), TextColumn("left"), step)
+    with Bar(*columns, console=Console(stderr=True), expand=True) as bar:
         task = bar.add_task("starting", total=total)
-        yield lambda workload, step, finished: bar.update(task, description=f"{workload} {step}", advance=finished)
+        yield lambda workload, step, finished: bar.update(task, description=f"{step} {workload}", advance=finished)
 
 
 def _report(results: Results, old: Results | None, page: Path | None, plots: Path | None, form: Format) -> None:

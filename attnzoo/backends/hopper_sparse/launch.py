@@ -17,6 +17,7 @@ from attnzoo.backends.hopper.launch import (
     Launch,
     Plan,
     Scratch,
+    band_offsets,
     heads_in_group,
     post_launch,
     pre_launch,
@@ -58,8 +59,17 @@ def forward_plan(spec: AttentionSpec, types: tuple[Any, ...]) -> Plan:
     block_kv = 128 if layout.block_kv % 128 == 0 else 64
     tiles = -(-spec.q_len // layout.block_q) * (layout.block_q // BLOCK_M) * spec.batch * spec.q_heads
     is_cut = spec.kv_len % layout.block_kv != 0
-    constants = (STAGES[columns], True, layout.block_q, layout.block_kv, is_cut, *rule_constants(types), *REGISTERS)
-    sizes = (spec.group, heads_in_group(spec), spec.q_heads, spec.q_len, spec.kv_len)
+    constants = (
+        STAGES[columns],
+        True,
+        layout.block_q,
+        layout.block_kv,
+        is_cut,
+        *rule_constants(types),
+        spec.band[1] is not None,
+        *REGISTERS,
+    )
+    sizes = (spec.group, heads_in_group(spec), spec.q_heads, spec.q_len, spec.kv_len, band_offsets(spec)[1])
     variant = ("sparse forward", spec.dtype, spec.device, block_kv, columns, constants, types)
     return Plan(block_kv, columns, (min(processors_of(spec.device), tiles), 1, 1), (tiles, *sizes), constants, variant)
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import torch
+
 from attnzoo.testing.cases import CASES
 from attnzoo.testing.inputs import make_call
 from attnzoo.testing.subject import Subject
@@ -14,13 +18,13 @@ BIG = 2**20  # scores; only the decision is asked for, so bigger problems are le
 def unexplained_refusals(subject: Subject, device: str) -> tuple[float, str]:
     """The share that is refused so of the accuracy cases within the capabilities, and three examples."""
     asked, unexplained = 0, []
-    claims = subject.claims_on(device)
+    claims, there = subject.claims_on(device), torch.device(device)
     for case in CASES:
         problem = case.problem
         scores = problem.batch * problem.q_heads * problem.q_len * problem.k_len
         if case.check != "accuracy" or scores > BIG or case.device not in ("", device.partition(":")[0]):
             continue
-        spec = subject.spec(make_call(problem, device))
+        spec = replace(subject.spec(make_call(problem, torch.device("cpu"))), device=there)
         if claims.reasons_against(spec):
             continue
         asked += 1

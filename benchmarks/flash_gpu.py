@@ -6,6 +6,8 @@
     python benchmarks/flash_gpu.py decode         few queries over long caches
     python benchmarks/flash_gpu.py host           the host's share of a call, Hopper kernels included
     python benchmarks/flash_gpu.py route          against the Hopper kernels on small calls: where flash changes over
+    python benchmarks/flash_gpu.py probes         what only a GPU can show, alone
+    python benchmarks/flash_gpu.py variants       every kind of call once, Hopper kernels included, for compute-sanitizer
     python benchmarks/flash_gpu.py repeats        5,000 deterministic backward passes with the memory nearly full
 
 Several words run one after the other. Results go to `$OUT/flash_gpu.json` too, if OUT is set.
@@ -37,6 +39,7 @@ RESULTS: dict[str, Any] = {}
 DEVICE = "cuda"
 TOKENS, WIDTH = 16384, 2048
 EXTRAS = ("mask", "bias", "sinks", "segment_ids", "dropout_seed", "layout")
+PROBES = ("far_elements", "many_heads", "odd_strides", "graph_replay", "side_stream", "bitwise", "million", "shifts")
 PORTABLE = Flash(uses_hopper=False)
 TOLERANCE = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -108,7 +111,10 @@ def feature_cases() -> dict[str, dict[str, Any]]:
     }
 
 
-def check_feature(name: str, dtype: torch.dtype, *, Sq: int | None = None, S: int = 333, D: int = 32, **options: Any) -> tuple[str, float]:
+def problem_of(
+    name: str, dtype: torch.dtype, *, Sq: int | None = None, S: int = 333, D: int = 32, **options: Any
+) -> tuple[dict[str, Tensor], dict[str, Any], tuple[Tensor, Tensor]]:
+    """Tensors, other options, and the gradients of o and lse, of a call described as in `feature_cases`."""
     generator = torch.Generator(DEVICE).manual_seed(len(name))
 
     def randn(*shape: int) -> Tensor:
@@ -122,7 +128,11 @@ def check_feature(name: str, dtype: torch.dtype, *, Sq: int | None = None, S: in
         tensors["bias"] = randn(*options.pop("bias"))
     if options.pop("sinks", False):
         tensors["sinks"] = randn(4)
-    upstream = randn(2, 4, Sq, Dv).to(dtype), randn(2, 4, Sq)
+    return tensors, options, (randn(2, 4, Sq, Dv).to(dtype), randn(2, 4, Sq))
+
+
+def check_feature(name: str, dtype: torch.dtype, **sizes: Any) -> tuple[str, float]:
+    tensors, options, upstream = problem_of(name, dtype, **sizes)
     found = values_and_grads(PORTABLE, tensors, options, upstream)
     if DEVICE == "cpu":  # only compiled
         return name, 0.0
@@ -176,9 +186,8 @@ def in_parallel(compile_one: Callable[..., str], jobs: list[tuple[Any, ...]]) ->
     print(f"compiled {len(jobs)} jobs in {time.time() - began:.0f} s", *failures, sep="\n  ", flush=True)
 
 
-def check(dtypes: tuple[torch.dtype, ...] = tuple(TOLERANCE), probes: tuple[Callable[[], None], ...] = ()) -> None:
+def check(dtypes: tuple[torch.dtype, ...] = tuple(TOLERANCE), names: tuple[str, ...] = PROBES) -> None:
     torch.backends.cuda.matmul.fp32_precision = "ieee"
-    probes = probes or (far_elements, many_heads, odd_strides, graph_replay, side_stream, bitwise, million, shifts)
     in_parallel(compile_feature, [(name, dtype) for name, dtype in itertools.product(feature_cases(), dtypes)])
     bad = []
     for dtype, (name, options) in itertools.product(dtypes, feature_cases().items()):
@@ -189,18 +198,47 @@ def check(dtypes: tuple[torch.dtype, ...] = tuple(TOLERANCE), probes: tuple[Call
             continue
         if not error <= TOLERANCE[dtype]:
             bad.append(f"{name} {dtype}: {error:.2e}")
-    for probe in probes:
+    for name in names:
         try:
-            probe()
+            globals()[name]()
         except Exception as failure:
-            bad.append(f"{probe.__name__}: {type(failure).__name__} {str(failure)[:300]}")
+            bad.append(f"{name}: {type(failure).__name__} {str(failure)[:300]}")
         torch.cuda.empty_cache()
-    print(f"check: {len(dtypes) * len(feature_cases()) + len(probes)} cases, {len(bad)} bad", *bad, sep="\n  ", flush=True)
+    print(f"check: {len(dtypes) * len(feature_cases()) + len(names)} cases, {len(bad)} bad", *bad, sep="\n  ", flush=True)
     RESULTS["check"] = bad
 
 
 def recheck() -> None:
-    check((torch.bfloat16,), (far_elements, shifts, bitwise))
+    check((torch.bfloat16,), ("far_elements", "shifts", "bitwise"))
+
+
+def probes() -> None:
+    check(())
+
+
+def variants() -> None:
+    """Forward and backward of every kind of call in both half precisions and fp32; results are looked at for NaN alone."""
+    calls = list(itertools.product(feature_cases().items(), TOLERANCE))
+    calls += [((f"hopper-{name}", options), torch.bfloat16) for name, options in HOPPER_CALLS.items()]
+    for (name, options), dtype in calls:
+        backend = Flash() if name.startswith("hopper") else PORTABLE
+        tensors, others, upstream = problem_of(name, dtype, **dict(options))
+        for value in values_and_grads(backend, tensors, others, upstream):
+            if value.isnan().any():
+                raise AssertionError(f"{name} {dtype}: nan")
+        print(f"ran {name} {dtype}", flush=True)
+    print(f"{len(calls)} variants", flush=True)
+
+
+HOPPER_CALLS: dict[str, dict[str, Any]] = {
+    "d64": {"D": 64, "S": 1200},
+    "d64-causal": {"D": 64, "S": 1200, "causal": True},
+    "d128": {"D": 128, "S": 700},
+    "d128-causal": {"D": 128, "S": 700, "causal": True, "Hkv": 1},
+    "d96-window": {"D": 96, "S": 700, "window": (100, 50)},
+    "d128-bottom-right": {"D": 128, "Sq": 300, "S": 700, "causal": True, "align": "bottom_right"},
+    "d256": {"D": 256, "S": 500, "causal": True},
+}
 
 
 def require(error: float, allowed: float, what: str) -> None:
@@ -606,7 +644,7 @@ def main(words: list[str]) -> None:
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "triton", triton.__version__, flush=True)
     RESULTS["machine"] = [torch.cuda.get_device_name(), torch.__version__, triton.__version__]
     actions = {"check": check, "recheck": recheck, "tune": tune, "compare": compare, "decode": decode, "host": host, "route": route}
-    actions["repeats"] = repeats
+    actions |= {"repeats": repeats, "probes": probes, "variants": variants}
     for word in words:
         began = time.time()
         actions[word]()

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 import triton
+from sass import unset_uniform_registers
 from triton.backends.compiler import GPUTarget
 
 from attnzoo.backends.flash import Flash
@@ -56,6 +57,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "fp32": {"dtype": torch.float32},
     "decode": {"q_len": 1, "kv_heads": 1},
     "few": {"q_len": 48, "kv_heads": 1},
+    "narrow": {"value_dim": 17},
+    "narrow-few": {"value_dim": 17, "q_len": 48},
 }
 EXTRAS = ("mask", "bias", "sinks", "segment_ids", "dropout_seed")
 
@@ -67,6 +70,7 @@ def record(
     q_len: int = LENGTH,
     kv_heads: int = 4,
     dtype: torch.dtype = torch.bfloat16,
+    value_dim: int | None = None,
     **options: Any,
 ) -> list[tuple[Any, ...]]:
     """The launches of one call, forward and backward: kernel, plan, arguments, what is aligned, types."""
@@ -76,7 +80,8 @@ def record(
     problem.capability_of = lambda device: capability
     launchers.processors_of = lambda device: 132 if q_len < LENGTH else 4
     q = torch.zeros(1, 4, q_len, head_dim, dtype=dtype, requires_grad=q_len == LENGTH)
-    k, v = [torch.zeros(1, kv_heads, LENGTH, head_dim, dtype=dtype, requires_grad=q.requires_grad) for _ in "kv"]
+    dims = (head_dim, value_dim or head_dim)
+    k, v = [torch.zeros(1, kv_heads, LENGTH, dim, dtype=dtype, requires_grad=q.requires_grad) for dim in dims]
     spec = AttentionSpec.of(q, k, v, **options)
     inputs = AttentionInputs.of(spec, q, k, v, **{name: options[name] for name in EXTRAS if name in options})
     o, _ = Flash().attend(spec, inputs)
@@ -100,11 +105,17 @@ def facts_of(kernel: Any, plan: Any, arguments: Any, aligned: Any, _types: Any) 
     used = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert used is not None, usage
     counts = {instruction: len(re.findall(rf"\b{instruction}\b", sass)) for instruction in INSTRUCTIONS}
-    return {"registers": int(used[1]), "spilled_bytes": int(used[2]), "shared_bytes": compiled.metadata.shared, "counts": counts}
+    return {
+        "registers": int(used[1]),
+        "spilled_bytes": int(used[2]),
+        "shared_bytes": compiled.metadata.shared,
+        "counts": counts,
+        "unset": unset_uniform_registers(sass),
+    }
 
 
 def facts(name: str) -> dict[str, Any]:
-    capability, head_dim, variant = name.split("-")
+    capability, head_dim, variant = name.split("-", 2)
     launches = record(divmod(int(capability), 10), int(head_dim), **VARIANTS[variant])
     return {kernel.fn.__name__.removesuffix("_kernel"): facts_of(kernel, *rest) for kernel, *rest in launches}
 

@@ -15,17 +15,19 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from fnmatch import fnmatch
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import flash_gpu
 import torch
-from flash_gpu import TOLERANCE, attend, in_parallel, require, time_ms, values_and_grads, worst_error
+from flash_gpu import TOLERANCE, attend, in_parallel, interleaved_ms, require, time_ms, values_and_grads, worst_error
 from torch import Tensor
 
 from attnzoo import layouts
@@ -37,6 +39,7 @@ from attnzoo.spec import AttentionSpec
 
 RESULTS: dict[str, Any] = {}
 HEADS = 16
+SHORT = 8192  # lengths up to which the host would be part of an eager call's time
 SECONDS = float(os.environ.get("SECONDS_AT_MOST", "1000"))
 BEGAN = time.time()
 
@@ -161,6 +164,7 @@ def check() -> None:
     jobs += [(name, torch.float32) for name in feature_cases() if not name.startswith("hopper")]
     jobs += [(name, torch.float16) for name in ("random-64x64", "bits-128", "hopper-causal", "hopper-bits")]
     jobs.sort(key=lambda job: not job[0].startswith("hopper"))
+    jobs = [job for job in jobs if fnmatch(job[0], os.environ.get("CASES", "*"))]
     workers = int(os.environ.get("WORKERS", min(12, os.cpu_count() or 1)))
     bad = []
     with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
@@ -453,12 +457,52 @@ def block_mask_of(layout: BlockLayout, mask_mod: Any) -> Any:
     return BlockMask.from_kv_blocks(*counts, BLOCK_SIZE=(128, 128), seq_lengths=(layout.q_len, layout.kv_len))
 
 
-def compare(lengths: tuple[int, ...] = (8192, 32768), dims: tuple[int, ...] = (128, 64)) -> None:
+GRAPH_CALLS = 10
+
+
+def on_card(call: Callable[[], Any]) -> Callable[[], Any]:
+    """GRAPH_CALLS calls as one graph, which leaves the host out of their time."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(GRAPH_CALLS):
+            call()
+    return graph.replay
+
+
+def times_of(calls: dict[str, Callable[[], Tensor]], tensors: dict[str, Tensor], g: Tensor) -> dict[str, tuple[float, float]]:
+    """Milliseconds forward and backward of each call, in alternating rounds. Short ones as graphs of forward, and of both, whose
+    difference is the backward."""
+    leaves = list(tensors.values())
+    outputs = {name: call() for name, call in calls.items()}
+    if g.shape[2] > SHORT:
+        backwards = {
+            name: lambda o=o: torch.autograd.grad(o, leaves, g, retain_graph=True)  # type: ignore[misc]
+            for name, o in outputs.items()
+        }
+        with torch.no_grad():
+            forward_ms = interleaved_ms(calls, rounds=3)
+        backward_ms = interleaved_ms(backwards, rounds=3)
+        return {name: (forward_ms[name], backward_ms[name]) for name in calls}
+    del outputs
+    with torch.no_grad():
+        forward_ms = interleaved_ms({name: on_card(call) for name, call in calls.items()}, rounds=3)
+    both = {name: on_card(lambda call=call: torch.autograd.grad(call(), leaves, g)) for name, call in calls.items()}  # type: ignore[misc]
+    both_ms = interleaved_ms(both, rounds=3)
+    return {name: (forward_ms[name] / GRAPH_CALLS, (both_ms[name] - forward_ms[name]) / GRAPH_CALLS) for name in calls}
+
+
+def compare(lengths: tuple[int, ...] = (32768, 8192), dims: tuple[int, ...] = (128, 64)) -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.attention.flex_attention import flex_attention
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-    torch._dynamo.config.recompile_limit = 1000
+    torch._dynamo.config.recompile_limit = 1000  # beyond it flex falls back to its unfused path, and is no peer
     sparse, portable, flex = BlockSparse(), BlockSparse(uses_hopper=False), torch.compile(flex_attention, dynamic=False)
     rows = RESULTS["compare"] = []
     for dim, length in itertools.product(dims, lengths):
@@ -467,42 +511,45 @@ def compare(lengths: tuple[int, ...] = (8192, 32768), dims: tuple[int, ...] = (1
         g = torch.randn_like(q)
         with sdpa_kernel([SDPBackend.CUDNN_ATTENTION]), torch.no_grad():
             dense = time_ms(lambda: sdpa(q, k, v), rounds=3, budget_ms=15.0)  # noqa: B023
-        print(f"D={dim} S={length}: cudnn dense forward {dense:.3f} ms", flush=True)
         for name, (layout, mask_mod) in compared_layouts(length).items():
             if time.time() - BEGAN > SECONDS:
                 print("out of time", flush=True)
                 return
-            blocks = block_mask_of(layout, mask_mod)
+            blocks = block_mask_of(layout, None if (dim, length) != (dims[0], lengths[0]) else mask_mod)
             calls: dict[str, Callable[[], Tensor]] = {
                 "block_sparse": lambda: attend(sparse, tensors, {"layout": layout})[0],  # noqa: B023
-                "portable": lambda: attend(portable, tensors, {"layout": layout})[0],  # noqa: B023
                 "flex": lambda: flex(q, k, v, block_mask=blocks),  # noqa: B023
             }
-            row: dict[str, Any] = {"dim": dim, "length": length, "layout": name, "density": layout.density, "dense ms": dense}
-            results = {}
-            for peer, call in calls.items():
-                try:
-                    o = call()
-                    results[peer] = [o, *torch.autograd.grad(o, [q, k, v], g, retain_graph=True)]
-                    row[peer] = forward_and_backward(call, tensors, g)
-                except Exception as failure:
-                    row[peer] = f"{type(failure).__name__} {str(failure)[:200]}"
-            row["difference"] = max(worst_error(results[peer], results["flex"]) for peer in results) if "flex" in results else None
+            if mask_mod is not None and (dim, length) != (dims[0], lengths[0]):  # each mask function costs flex two compilations
+                calls["portable"] = lambda: attend(portable, tensors, {"layout": layout})[0]  # noqa: B023
+                del calls["flex"]
+            row: dict[str, Any] = {"dim": dim, "length": length, "layout": name, "density": layout.density, "dense": dense}
+            try:
+                found = [[o := call(), *torch.autograd.grad(o, [q, k, v], g)] for call in calls.values()]
+                row["difference"] = worst_error(*found)
+                del found, o
+                require(row["difference"], 3e-2, "block_sparse against its peer")
+                row |= times_of(calls, tensors, g)
+            except Exception as failure:
+                print(f"D={dim} S={length} {name}: {type(failure).__name__} {str(failure)[:200]}", flush=True)
+                continue
             rows.append(row)
             useful = 4e-9 * HEADS * length * length * dim * layout.density
-            ours, other, theirs = row["block_sparse"], row["portable"], row["flex"]
-            if isinstance(ours, str) or isinstance(other, str) or isinstance(theirs, str):
-                print(f"D={dim} S={length} {name}: block_sparse {ours}, portable {other}, flex {theirs}", flush=True)
-                continue
+            forward, backward = row["block_sparse"]
+            peer = next(name for name in calls if name != "block_sparse")
             cells = (
                 f"D={dim:3d} S={length:5d} {name:14s} density {layout.density:.4f}",
-                f"forward {ours[0]:.3f} ms {useful / ours[0]:.0f} TFLOP/s, flex/ours {theirs[0] / ours[0]:.2f}",
-                f"flex/portable {theirs[0] / other[0]:.2f}",
-                f"over density x dense {ours[0] / layout.density / dense:.2f}",
-                f"backward {ours[1]:.3f} ms {2.5 * useful / ours[1]:.0f} TFLOP/s, flex/ours {theirs[1] / ours[1]:.2f}",
+                f"forward {forward:.3f} ms {useful / forward:.0f} TFLOP/s, {peer}/ours {row[peer][0] / forward:.2f}",
+                f"over density x dense {forward / layout.density / dense:.2f}",
+                f"backward {backward:.3f} ms {2.5 * useful / backward:.0f} TFLOP/s, {peer}/ours {row[peer][1] / backward:.2f}",
                 f"difference {row['difference']:.1e}",
             )
             print(*cells, sep="  ", flush=True)
+    for way, place in (("forward", 0), ("backward", 1)):
+        ratios = [row["flex"][place] / row["block_sparse"][place] for row in rows if "flex" in row]
+        summary = f"{statistics.geometric_mean(ratios):.3f}, worst {min(ratios):.3f}"
+        RESULTS[f"flex/block_sparse {way}"] = summary
+        print(f"flex/block_sparse {way}: geometric mean {summary}", flush=True)
 
 
 def main(words: list[str]) -> None:

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from attnzoo.backends.flash import LONGEST, Flash
+from attnzoo.backends import flash
+from attnzoo.backends.flash import LONGEST, Flash, is_small
 from attnzoo.backends.naive import Naive
 from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
 
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "h200"
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="triton is not installed (extra triton)")
 interpreted = pytest.mark.skipif(
@@ -254,12 +258,66 @@ def test_the_table_has_a_tile_for_every_head_dim(capability: tuple[int, int], dt
                 assert max(tile.block_m, tile.block_n) <= 128, f"{kernel} at {dim}: rows are padded to 128, {tile}"
 
 
+@needs_triton
+def test_the_table_is_what_tuning_found() -> None:
+    """Committed results of `flash_gpu.py tune`: the tile that is best with and without causal together."""
+    from attnzoo.backends.triton.table import HOPPER, Tile
+
+    tuned = json.loads((RESULTS / "flash.json").read_text())["tune"]
+    rates: dict[tuple[str, int], dict[Tile, float]] = {}
+    for kernel, dim, _, found in tuned:
+        for rate, tile in found:
+            known = rates.setdefault((kernel, dim), {})
+            known[Tile(*tile)] = known.get(Tile(*tile), 1.0) * rate
+    for (kernel, dim), tiles in rates.items():
+        assert HOPPER[kernel][dim] == max(tiles, key=tiles.__getitem__), f"{kernel} at {dim}: another tile was faster"
+
+
+@needs_triton
+@pytest.mark.parametrize(
+    ("batch", "length", "dim", "expected"),
+    [
+        (1, 64, 128, True),
+        (1, 512, 64, True),
+        (4, 256, 64, True),
+        (32, 512, 64, False),
+        (1, 2048, 64, False),
+        (1, 128, 128, False),
+        (1, 2048, 128, False),
+    ],
+)
+def test_small_forwards_stay_off_the_hopper_kernels(batch: int, length: int, dim: int, expected: bool) -> None:
+    from attnzoo.backends.triton import launchers
+
+    q = torch.empty(batch, 16, length, dim, dtype=torch.bfloat16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(launchers, "processors_of", lambda device: 132)
+        assert is_small(AttentionSpec.of(q, q, q)) is expected
+
+
+def test_notes_say_which_kernel_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec, _ = described(*[tensor.half().requires_grad_() for tensor in qkv()], softcap=3.0)
+    spec = dataclasses.replace(spec, device=torch.device("cuda", 0))
+    monkeypatch.setattr(flash, "machine_reasons", lambda device: [])
+    monkeypatch.setattr(flash.support, "machine_reasons", lambda device: [])
+    forward, backward = Flash(is_interpreted=False).notes(spec)
+    assert forward.startswith("forward: portable kernel: ")
+    assert "softcap" in forward
+    assert backward.startswith("backward: portable kernel: ")
+    assert Flash(is_interpreted=False, uses_hopper=False).notes(spec)[0] == "forward: portable kernel: Flash(uses_hopper=False)"
+
+
 # Refusals
 
 
-def reasons(flash: Flash, **facts: Any) -> list[str]:
+def reasons(backend: Flash, **facts: Any) -> list[str]:
     spec, _ = described(*[tensor.half() for tensor in qkv()])
-    return flash.unsupported_reasons(dataclasses.replace(spec, **facts))
+    return backend.unsupported_reasons(dataclasses.replace(spec, **facts))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without CUDA")
+def test_a_device_that_is_not_there_is_a_reason() -> None:
+    assert reasons(Flash(is_interpreted=False), device=torch.device("cuda", 7)), "no reason against cuda:7"
 
 
 def test_refuses_the_cpu_unless_interpreted() -> None:

@@ -109,9 +109,7 @@ def backward_plan(spec: AttentionSpec, types: tuple[Any, ...]) -> Plan:
     columns = padded_head_dim(spec.head_dim)
     tile = backward_tile(columns)
     key_heads = spec.batch * spec.kv_heads
-    width = 4 if key_heads % 4 == 0 else 1  # heads side by side start with their longest columns
-    if key_heads // width > LONGEST_GRID_SIDE:
-        width = key_heads
+    width = 1 if key_heads <= LONGEST_GRID_SIDE else key_heads  # head by head: what its columns walk stays in L2
     is_tested = layout.partial_blocks > 0 or spec.kv_len % tile.block_kv != 0
     constants = (tile.stages, layout.block_q, layout.block_kv, is_tested, tile.lse_early and not is_tested, *rule_constants(types))
     constants += (tile.consumer_registers, tile.producer_registers)
@@ -143,7 +141,7 @@ def main_launch(
     lists = (merged.offsets, merged.partial_offsets, merged.blocks, *schedule.columns[4:])
     lists = tuple([merged.blocks if part is None else part for part in lists])
     rule, numbers = rule_arguments(schedule)
-    arguments = (*descriptors, scratch.state, *lists, *rule, *numbers, spec.scale, *plan.sizes, *schedule.column_shape[1:], *plan.constants)
+    arguments = (*descriptors, scratch.state, *lists, *rule, *numbers, spec.scale, *plan.sizes, *schedule.column_shape, *plan.constants)
     return Launch(sparse_attention_backward, plan.grid, arguments, plan.variant, OVERLAPPING, spec.device)
 
 

@@ -40,7 +40,7 @@ DEVICE = "cuda"
 TOKENS, WIDTH = 16384, 2048
 EXTRAS = ("mask", "bias", "sinks", "segment_ids", "dropout_seed", "layout")
 PROBES = ("far_elements", "many_heads", "odd_strides", "graph_replay", "side_stream", "bitwise", "million", "shifts")
-PORTABLE = Flash(uses_hopper=False)
+PORTABLE = Flash(kernels="portable")
 TOLERANCE = {torch.float32: 3e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
@@ -221,7 +221,7 @@ def variants() -> None:
     calls = list(itertools.product(feature_cases().items(), TOLERANCE))
     calls += [((f"hopper-{name}", options), torch.bfloat16) for name, options in HOPPER_CALLS.items()]
     for (name, options), dtype in calls:
-        backend = Flash() if name.startswith("hopper") else PORTABLE
+        backend = Flash(kernels="hopper") if name.startswith("hopper") else PORTABLE
         tensors, others, upstream = problem_of(name, dtype, **dict(options))
         for value in values_and_grads(backend, tensors, others, upstream):
             if value.isnan().any():

@@ -304,7 +304,7 @@ def test_notes_say_which_kernel_and_why(monkeypatch: pytest.MonkeyPatch) -> None
     assert forward.startswith("forward: portable kernel: ")
     assert "softcap" in forward
     assert backward.startswith("backward: portable kernel: ")
-    assert Flash(is_interpreted=False, uses_hopper=False).notes(spec)[0] == "forward: portable kernel: Flash(uses_hopper=False)"
+    assert Flash(is_interpreted=False, kernels="portable").notes(spec)[0] == 'forward: portable kernel: Flash(kernels="portable")'
 
 
 # Refusals

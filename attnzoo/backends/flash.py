@@ -7,6 +7,7 @@ import importlib.util
 import os
 from dataclasses import replace
 from functools import lru_cache
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,6 +23,7 @@ from attnzoo.tracing import constant_when_traced
 LOWEST_CAPABILITY = (8, 0)
 LONGEST = 2**29  # positions and their sums are int32 in the kernels
 INTERPRET = "TRITON_INTERPRET"
+Kernels = Literal["fastest", "portable", "hopper"]
 INSTALL = "pip install 'attnzoo[triton]' (Linux)"
 
 
@@ -33,14 +35,15 @@ class Flash(RecomputingBackend):
     Args:
         is_interpreted: take CPU tensors instead and run in Triton's interpreter, which is for tests; None means
             that TRITON_INTERPRET=1 is set, which it must be before triton is imported.
-        uses_hopper: False keeps to the portable kernels also where those of Hopper could serve.
+        kernels: "fastest" chooses from metadata; "portable" keeps off the Hopper kernels; "hopper" takes them wherever they
+            can serve, also where they are the slower ones. The last two are for tests and measurements.
     """
 
     name = "flash"
 
-    def __init__(self, *, is_interpreted: bool | None = None, uses_hopper: bool = True) -> None:
+    def __init__(self, *, is_interpreted: bool | None = None, kernels: Kernels = "fastest") -> None:
         super().__init__()
-        self.uses_hopper = uses_hopper
+        self.kernels = kernels
         self.is_interpreted = os.environ.get(INTERPRET) == "1" if is_interpreted is None else is_interpreted
         features = frozenset(FEATURES) - {"layout"}
         self.capabilities = Capabilities(
@@ -66,7 +69,7 @@ class Flash(RecomputingBackend):
         return [f"{name}: {'portable kernel: ' + '; '.join(found) if found else 'Hopper kernel'}" for name, found in against.items()]
 
     def _reasons_against_hopper(self, spec: AttentionSpec, name: str) -> tuple[str, ...]:
-        return reasons_against_hopper(spec, name) if self.uses_hopper else ("Flash(uses_hopper=False)",)
+        return reasons_against_hopper(spec, name, self.kernels)
 
     def forward(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         if not self._reasons_against_hopper(spec, "forward"):
@@ -91,12 +94,14 @@ class Flash(RecomputingBackend):
 
 
 @lru_cache(maxsize=1024)
-def reasons_against_hopper(spec: AttentionSpec, name: str) -> tuple[str, ...]:
+def reasons_against_hopper(spec: AttentionSpec, name: str, kernels: Kernels = "fastest") -> tuple[str, ...]:
     """Why not the Hopper kernel, or why the portable one is faster; name: "forward" or "backward"."""
+    if kernels == "portable":
+        return ('Flash(kernels="portable")',)
     if name == "backward":
         return tuple(support.reasons_against(spec))
     reasons = support.reasons_against(replace(spec, grads=()))
-    if not reasons and is_small(spec):
+    if not reasons and kernels == "fastest" and is_small(spec):
         reasons.append("the call is so small that the portable kernel, which starts sooner and can split the keys, is faster")
     return tuple(reasons)
 

@@ -146,8 +146,8 @@ def check_feature(name: str, dtype: torch.dtype) -> float:
     upstream = randn(2, 4, S, Dv).to(dtype), randn(2, 4, S)
     exact = {n: t.float() if t.is_floating_point() else t for n, t in tensors.items()}
     truth = values_and_grads(Naive(), exact, options, upstream)
-    ways = (True,) if name.startswith("hopper") else (False, True)
-    return max(worst_error(values_and_grads(BlockSparse(uses_hopper=way), tensors, options, upstream), truth) for way in ways)
+    ways = ("fastest",) if name.startswith("hopper") else ("portable", "fastest")
+    return max(worst_error(values_and_grads(BlockSparse(kernels=way), tensors, options, upstream), truth) for way in ways)
 
 
 def check_job(name: str, dtype: torch.dtype) -> str:
@@ -417,7 +417,7 @@ def quick() -> None:
     from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
-    ways = {"hopper": BlockSparse(), "portable": BlockSparse(uses_hopper=False)}
+    ways = {"hopper": BlockSparse(), "portable": BlockSparse(kernels="portable")}
     rows = RESULTS["quick"] = []
     for dim, length in itertools.product((128, 64), (8192, 32768)):
         tensors = qkv(length, dim)
@@ -504,7 +504,7 @@ def compare(lengths: tuple[int, ...] = (32768, 8192), dims: tuple[int, ...] = (1
     from torch.nn.functional import scaled_dot_product_attention as sdpa
 
     torch._dynamo.config.recompile_limit = 1000  # beyond it flex falls back to its unfused path, and is no peer
-    sparse, portable, flex = BlockSparse(), BlockSparse(uses_hopper=False), torch.compile(flex_attention, dynamic=False)
+    sparse, portable, flex = BlockSparse(), BlockSparse(kernels="portable"), torch.compile(flex_attention, dynamic=False)
     rows = RESULTS["compare"] = []
     for dim, length in itertools.product(dims, lengths):
         tensors = qkv(length, dim)

@@ -185,7 +185,7 @@ def tiles() -> list[dict[str, Any]]:
         tile = Tile(block_m, block_n, warps, 2)
         problem.facts_of.cache_clear()
         with mock.patch.object(problem, "tile_for", lambda *arguments, tile=tile: tile):
-            each = Prepared.of(Flash(uses_hopper=False), dataclasses.replace(dense(8192, "forward"), head_dim=64))
+            each = Prepared.of(Flash(kernels="portable"), dataclasses.replace(dense(8192, "forward"), head_dim=64))
             try:
                 each.first_call()
                 ms = statistics.median(burst(each.forward, torch.device("cuda"), seconds=0.1, is_cold=False))

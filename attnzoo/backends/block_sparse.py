@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
-from attnzoo.backends.flash import Flash
+from attnzoo.backends.flash import Flash, Kernels
 from attnzoo.backends.hopper_sparse import support
 from attnzoo.backends.recompute import Gradients, empty_output
 from attnzoo.inputs import AttentionInputs
@@ -25,13 +25,13 @@ class BlockSparse(Flash):
 
     name = "block_sparse"
 
-    def __init__(self, *, is_interpreted: bool | None = None, uses_hopper: bool = True) -> None:
-        super().__init__(is_interpreted=is_interpreted, uses_hopper=uses_hopper)
+    def __init__(self, *, is_interpreted: bool | None = None, kernels: Kernels = "fastest") -> None:
+        super().__init__(is_interpreted=is_interpreted, kernels=kernels)
         claimed = self.capabilities
         self.capabilities = replace(claimed, forward=claimed.forward | {"layout"}, backward=claimed.backward | {"layout"})
 
     def _reasons_against_hopper(self, spec: AttentionSpec, name: str) -> tuple[str, ...]:
-        if spec.layout is None or not self.uses_hopper:
+        if spec.layout is None or self.kernels == "portable":
             return super()._reasons_against_hopper(spec, name)
         return reasons_against_hopper(spec, name)
 

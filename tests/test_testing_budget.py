@@ -14,7 +14,7 @@ from attnzoo.testing.budget import assert_lse_within_budget, assert_results_with
 from attnzoo.testing.failure import ConformanceError
 from attnzoo.testing.inputs import make_call
 from attnzoo.testing.oracle import Results, Truth
-from attnzoo.testing.problem import DTYPES, Problem, Sinks, Table
+from attnzoo.testing.problem import DTYPES, Blocks, Problem, Sinks, Table
 from attnzoo.testing.strategies import ALL_FEATURES, problems
 
 CHUNKS, EXAMPLES = 4, 250  # 1,000 problems of each dtype
@@ -36,6 +36,27 @@ def test_right_algorithm_passes(dtype: str, chunk: int) -> None:
             raise ConformanceError(f"{error}: {problem!r}") from error
 
     check()
+
+
+STORED_BELOW_NORMAL = Problem(
+    batch=3,
+    q_heads=3,
+    q_len=80,
+    head_dim=8,
+    dtype="float16",
+    scale=1.0,
+    mask=Table("triangle", "bh11"),
+    layout=Blocks("pairs", (64, 64)),
+    sinks=Sinks("large"),
+    grads=("q", "k", "v", "sinks"),
+    grad_storage="sum",
+    seed=3,
+)
+
+
+def test_o_that_is_stored_below_the_least_normal_number_is_forgiven() -> None:
+    """A large sink leaves o next to nothing; the gradient of the sink is summed from what fp16 keeps of it."""
+    judged(STORED_BELOW_NORMAL, emulation.run(make_call(STORED_BELOW_NORMAL)))
 
 
 EVERY_GRADIENT = Problem(

@@ -152,6 +152,8 @@ def _backward(call: Call, state: _State, p: Tensor, p_sink: Tensor, *, absolute:
     q, k, v, scale = size(state.q), size(state.k), size(state.v), abs(state.scale) if absolute else state.scale
     dp = state.dropout * (grad_o @ v.mT)
     delta = (p * dp).sum(-1)
+    if absolute:  # delta may be summed from the stored o, and what is less than the least normal number is rounded like it
+        delta = delta + torch.finfo(call.q.dtype).tiny * grad_o.sum(-1)
     ds = p * (dp + (sign * delta + grad_lse)[..., None])
     raw = ds * state.slope
     made = {

@@ -23,6 +23,7 @@ EVERY_DTYPE = HALF | {torch.float32, torch.float64}
 ANY_DIM = (1, 2**31)
 MAX_GRID = 65535
 OLDEST_CARD = 80  # sm_80
+LEAST_SCALE = 2.0**-10
 
 
 def never(spec: AttentionSpec) -> bool:
@@ -99,7 +100,7 @@ def flash_rules(spec: AttentionSpec) -> list[str]:
 
 
 def cudnn_rules(spec: AttentionSpec) -> list[str]:
-    reasons = nvidia(spec) + aligned_dims(spec)
+    reasons = nvidia(spec) + aligned_dims(spec) + next_to_no_scale(spec)
     if spec.kv_len == 1:
         reasons.append("k has length 1, cuDNN takes at least 2")
     if not has_cudnn():
@@ -108,7 +109,7 @@ def cudnn_rules(spec: AttentionSpec) -> list[str]:
 
 
 def efficient_rules(spec: AttentionSpec) -> list[str]:
-    reasons = nvidia(spec) + aligned_dims(spec) + grid(spec)
+    reasons = nvidia(spec) + aligned_dims(spec) + next_to_no_scale(spec) + grid(spec)
     if needs_table(spec) and spec.q_len * spec.kv_len >= 2**31:
         reasons.append(f"the mask has {spec.q_len} x {spec.kv_len} elements a head, the kernel counts to 2**31 - 1")
     return reasons
@@ -124,6 +125,13 @@ def aligned_dims(spec: AttentionSpec) -> list[str]:
     step = 16 // spec.dtype.itemsize
     dims = (("head_dim", spec.head_dim), ("value_dim", spec.value_dim))
     return [f"{name} is {dim}, it takes multiples of {step} in {short(spec.dtype)}" for name, dim in dims if dim % step]
+
+
+def next_to_no_scale(spec: AttentionSpec) -> list[str]:
+    """Their backward passes multiply dS by the scale before they round it, below fp16's least normal number perhaps."""
+    if spec.dtype != torch.float16 or not spec.grads or not 0 < abs(spec.scale) < LEAST_SCALE:
+        return []
+    return [f"scale is {spec.scale:.3g}, which loses the gradients of float16: it takes {LEAST_SCALE:.3g} or more, or bfloat16"]
 
 
 def grid(spec: AttentionSpec) -> list[str]:

@@ -143,6 +143,8 @@ def test_what_torch_has_not_is_refused(name, feature, changes):
         ("sdpa_flash", "empty", {"kv_len": 0}),
         ("sdpa_cudnn", "head_dim is 20", {"head_dim": 20}),
         ("sdpa_cudnn", "k has length 1", {"kv_len": 1}),
+        ("sdpa_cudnn", "scale is 1e-06", {"scale": 1e-6, "dtype": torch.float16, "grads": ("q",)}),
+        ("sdpa_efficient", "scale is -1e-06", {"scale": -1e-6, "dtype": torch.float16, "grads": ("q",)}),
         ("sdpa_cudnn", "head_dim is 136", {"head_dim": 136}),
         ("sdpa_efficient", "head_dim is 12", {"head_dim": 12}),
         ("sdpa_efficient", "head_dim is 6", {"head_dim": 6, "dtype": torch.float32}),

@@ -17,24 +17,38 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from sass import unset_uniform_registers
 
 from attnzoo.spec import AttentionSpec
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "dense": {},
-    "ragged": dict(kv_len=1000),
+    "ragged": dict(kv_len=8000),
     "causal": dict(causal=True),
-    "shifted": dict(kv_len=1000, causal=True, align="bottom_right"),
+    "shifted": dict(kv_len=8100, causal=True, align="bottom_right"),
     "window": dict(window=(128, 0)),
     "half": dict(dtype=torch.float16, causal=True),
+    "values": dict(value_dim=128),
+    "shortcausal": dict(length=512, causal=True),
+    "middlecausal": dict(length=2048, causal=True),
+    "widewindow": dict(window=(1024, 0)),
 }
 INSTRUCTIONS = ("HGMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "ATOMG", "RED", "LDL", "STL", "BAR", "STG.E.128", "STG.E.64", "LDG.E.128")
 
 
-def spec_of(head_dim: int, *, kv_len: int = 1024, dtype: torch.dtype = torch.bfloat16, **options: Any) -> AttentionSpec:
-    q = torch.empty(2, 8, 1024, head_dim, dtype=dtype)
-    k = torch.empty(2, 2, kv_len, head_dim, dtype=dtype)
-    return AttentionSpec.of(q, k, k, **options)
+def spec_of(
+    head_dim: int,
+    *,
+    length: int = 8192,
+    kv_len: int | None = None,
+    value_dim: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    **options: Any,
+) -> AttentionSpec:
+    q = torch.empty(2, 8, length, head_dim, dtype=dtype)
+    k = torch.empty(2, 2, kv_len or length, head_dim, dtype=dtype)
+    v = torch.empty(2, 2, kv_len or length, value_dim or head_dim, dtype=dtype)
+    return AttentionSpec.of(q, k, v, **options)
 
 
 def launch_of(name: str) -> Any:
@@ -47,7 +61,8 @@ def launch_of(name: str) -> Any:
     k = torch.empty(spec.batch, spec.kv_heads, spec.kv_len, spec.head_dim, dtype=spec.dtype)
     lse = torch.empty(q.shape[:-1])
     if kernel == "forward":
-        return launch.forward_launch(spec, q, k, k, q, lse)
+        v, o = (t.new_empty(*t.shape[:-1], spec.value_dim) for t in (k, q))
+        return launch.forward_launch(spec, q, k, v, o, lse)
     return launch.backward_launches(spec, (q, k, k), q, lse, q, None, (q, k, k))[("pre", "backward", "post").index(kernel)]
 
 
@@ -69,7 +84,7 @@ def source_of(run: Any) -> tuple[Any, dict[str, Any]]:
 
     kernel = run.kernel
     values = dict(zip(kernel.arg_names, run.arguments, strict=True))
-    constants = {p.name: values[p.name] for p in kernel.params if p.is_constexpr}
+    constants = {p.name: values[p.name] for p in kernel.params if p.is_constexpr or values[p.name] is None}
     signature = {name: "constexpr" if name in constants else argument_type(values[name]) for name in kernel.arg_names}
     attributes = {}
     for i, parameter in enumerate(kernel.params):
@@ -102,6 +117,7 @@ def facts_of(run: Any) -> dict[str, Any]:
         "registers": int(used[1]) if used else None,
         "spilled_bytes": sum(map(int, re.findall(r"(\d+) bytes spill", log))),
         "serialised": [line for line in log.splitlines() if "C7511" in line or "C7512" in line or "wgmma" in line.lower()],
+        "unset": unset_uniform_registers(sass),
         "counts": {instruction: len(re.findall(rf"\b{re.escape(instruction)}\b", sass)) for instruction in INSTRUCTIONS},
     }
 

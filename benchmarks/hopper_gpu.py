@@ -44,6 +44,7 @@ class Case:
     q_len: int = 512
     kv_len: int = 512
     head_dim: int = 128
+    value_dim: int | None = None
     dtype: torch.dtype = BF16
     causal: bool = False
     align: str | None = None
@@ -54,16 +55,16 @@ class Case:
     grad_lse: bool = False
     backward: bool = True
 
-    def tensor(self, heads: int, length: int, scale: float = 1.0) -> Tensor:
-        rows = length + self.slack
-        shape = (self.batch, rows, heads, self.head_dim) if self.order == "bshd" else (self.batch, heads, rows, self.head_dim)
+    def tensor(self, heads: int, length: int, dim: int | None = None) -> Tensor:
+        rows, dim = length + self.slack, dim or self.head_dim
+        shape = (self.batch, rows, heads, dim) if self.order == "bshd" else (self.batch, heads, rows, dim)
         buffer = torch.full(shape, float("nan"), device="cuda", dtype=self.dtype)
         view = (buffer.transpose(1, 2) if self.order == "bshd" else buffer)[:, :, :length]
-        return view.copy_(torch.randn(view.shape, device="cuda") * scale)
+        return view.copy_(torch.randn(view.shape, device="cuda"))
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        q, k, v = (self.tensor(h, n) for h, n in ((self.q_heads, self.q_len), (self.kv_heads, self.kv_len), (self.kv_heads, self.kv_len)))
-        return q, k, v
+        k, v = (self.tensor(self.kv_heads, self.kv_len, dim) for dim in (None, self.value_dim))
+        return self.tensor(self.q_heads, self.q_len), k, v
 
     def spec(self, q: Tensor, k: Tensor, v: Tensor) -> AttentionSpec:
         return AttentionSpec.of(q, k, v, causal=self.causal, align=self.align, window=self.window, scale=self.scale)
@@ -87,6 +88,12 @@ def check_cases() -> list[Case]:
             "window left": dict(q_len=800, kv_len=500, window=(70, None), align="top_left"),
             "window right": dict(q_len=500, kv_len=800, window=(None, 33), align="bottom_right"),
             "diagonal": dict(q_len=300, kv_len=300, window=(0, 0)),
+            # long enough for the tiles of long calls
+            "long": dict(batch=1, q_heads=2, kv_heads=2, q_len=2200, kv_len=4300),
+            "long causal": dict(batch=1, q_heads=4, kv_heads=2, q_len=4500, kv_len=4500, causal=True),
+            "long shifted": dict(batch=1, q_heads=2, kv_heads=1, q_len=3000, kv_len=4555, causal=True, align="bottom_right"),
+            "middle causal": dict(batch=1, q_heads=4, kv_heads=2, q_len=2048, kv_len=2048, causal=True),
+            "long window": dict(batch=1, q_heads=2, kv_heads=2, q_len=3000, kv_len=3000, window=(1024, 0)),
         }.items():
             both.append(Case(f"{name} d{d}", head_dim=d, **options))
     for d in (64, 128):
@@ -102,6 +109,12 @@ def check_cases() -> list[Case]:
             Case(f"many tiles d{d}", head_dim=d, batch=3, q_heads=17, kv_heads=17, q_len=1000, kv_len=1300),
             Case(f"many causal tiles d{d}", head_dim=d, batch=3, q_heads=17, kv_heads=17, q_len=1500, kv_len=1500, causal=True),
         ]
+    both += [
+        Case("values 192/128", head_dim=192, value_dim=128, q_len=700, kv_len=700, causal=True, backward=False),
+        Case("values 192/128 long", batch=1, head_dim=192, value_dim=128, q_len=500, kv_len=4200, backward=False),
+        Case("values 96/64", head_dim=96, value_dim=64, q_len=333, kv_len=517, backward=False),
+        Case("values 128/112", head_dim=128, value_dim=112, q_len=333, kv_len=517, window=(100, 20), align="top_left", backward=False),
+    ]
     return [replace(c, backward=False) if c.head_dim > support.BACKWARD_HEAD_DIM else c for c in both]
 
 
@@ -134,7 +147,7 @@ def run_forward(case: Case, q: Tensor, k: Tensor, v: Tensor) -> tuple[AttentionS
     from attnzoo.backends.hopper import launch
 
     spec = case.spec(q, k, v)
-    o = torch.full_like(q, float("nan"))
+    o = torch.full_like(q, float("nan")) if case.value_dim is None else q.new_full((*q.shape[:-1], case.value_dim), float("nan"))
     lse = torch.full(q.shape[:-1], float("nan"), device="cuda")
     run = launch.forward_launch(spec, q, k, v, o, lse)
     run()

@@ -101,3 +101,21 @@ def publish(state_ptr):
     """Once this warp's TMA stores are in memory, and not merely read from shared memory, let the others go on."""
     address = state_ptr.to(gl.int64, bitcast=True)
     gl.inline_asm_elementwise(_PUBLISH, "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1)
+
+
+# The answer is in lane 0 alone, and nothing waits for it before `uniform` spreads it
+_DRAW: gl.constexpr = gl.constexpr("""{
+    .reg .pred first;
+    .reg .b32 lane;
+    mov.u32 lane, %laneid;
+    setp.eq.u32 first, lane, 0;
+    mov.u32 $0, 0;
+    @first atom.relaxed.gpu.global.add.u32 $0, [$1], 1;
+}""")
+
+
+@gluon.jit
+def draw(counter_ptr):
+    """Add 1 to a counter; what it was, once `uniform` has been asked of the result. For a partition of one warp."""
+    address = counter_ptr.to(gl.int64, bitcast=True)
+    return gl.inline_asm_elementwise(_DRAW, "=r,l", [address], dtype=gl.int32, is_pure=False, pack=1)

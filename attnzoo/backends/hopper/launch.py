@@ -18,7 +18,7 @@ from attnzoo.backends.hopper.backward_post import convert_dq
 from attnzoo.backends.hopper.backward_pre import prepare_backward
 from attnzoo.backends.hopper.descriptors import aligned, row_descriptor, tile_descriptor
 from attnzoo.backends.hopper.forward import attention_forward
-from attnzoo.backends.hopper.tiles import BackwardTile, ForwardTile, backward_tile, forward_tile, padded_head_dim
+from attnzoo.backends.hopper.tiles import BackwardTile, ForwardTile, backward_tile, forward_tile, head_dim_pieces, padded_head_dim
 from attnzoo.backends.recompute import empty_output
 from attnzoo.backends.triton.launch import launch
 from attnzoo.backends.triton.launchers import on_device
@@ -33,6 +33,7 @@ PADDED_ROWS = 128  # lse and delta are padded to whole query blocks: the largest
 LONGEST_GRID_SIDE = 65535  # of the second and third
 
 ALONE = {"num_warps": 4}
+PAIRED = {"num_warps": 4, "maxnreg": 80}  # at entry, of 384 threads: two such CTAs fit a multiprocessor
 OVERLAPPING = {"num_warps": 4, "launch_pdl": True}  # starts while the kernel before still runs, and waits inside
 
 
@@ -69,7 +70,7 @@ _compiled: dict[Hashable, Any] = {}
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Sizes and constants of a launch, from the spec alone."""
+    """Sizes and constants of a launch, from the spec alone; columns and seconds: of the head dim's pieces, keys' and values'."""
 
     tile: Any
     columns: int
@@ -77,6 +78,7 @@ class Plan:
     sizes: tuple[int, ...]
     constants: tuple[Any, ...]
     variant: Hashable
+    seconds: tuple[int, int] = (0, 0)
 
 
 def band_offsets(spec: AttentionSpec) -> tuple[int, int]:
@@ -101,21 +103,25 @@ def heads_in_group(spec: AttentionSpec) -> int:
 def forward_plan(spec: AttentionSpec) -> Plan:
     left, right = band_offsets(spec)
     has_left, has_right = left > -UNBOUNDED, right < UNBOUNDED
-    columns = padded_head_dim(spec.head_dim)
-    tile: ForwardTile = forward_tile(columns, is_masked=has_left or has_right)
-    one_masked = not has_left and (not has_right or (tile.block_q == tile.block_kv and right % tile.block_kv == 0))
+    columns, second = head_dim_pieces(spec.head_dim)
+    _, v_second = head_dim_pieces(spec.value_dim)  # `support` saw to it that the first pieces agree
+    seen = min(spec.kv_len, right - left + 1) if has_left else spec.kv_len
+    tile: ForwardTile = forward_tile(columns + second, is_masked=has_left or has_right, keys=seen, has_left=has_left)
+    together = tile.rows_together
+    one_masked = not has_left and (not has_right or (together <= tile.block_kv and right % together == 0))
     is_cut = has_left or has_right or spec.kv_len % tile.block_kv != 0
     q_tiles = -(-spec.q_len // tile.block_q)
     tiles = q_tiles * spec.batch * spec.q_heads
-    constants = (tile.consumers, tile.stages, tile.ping_pong, has_left, is_cut, one_masked, tile.persistent)
-    constants += (tile.consumer_registers, tile.producer_registers)
+    constants = (tile.consumers, tile.stages, tile.v_stages, tile.ping_pong, has_left, is_cut, one_masked, tile.q_slots)
+    constants += (tile.own_blocks, second, v_second, tile.consumer_registers, tile.producer_registers)
     return Plan(
         tile,
         columns,
-        (min(processors_of(spec.device), tiles) if tile.persistent else tiles, 1, 1),
+        (min(tile.ctas * processors_of(spec.device), tiles), 1, 1),
         (tiles, q_tiles, spec.q_heads, spec.group, heads_in_group(spec), spec.q_len, spec.kv_len, left, right),
         constants,
         ("forward", spec.dtype, spec.device, tile, columns, constants),
+        (second, v_second),
     )
 
 
@@ -127,8 +133,7 @@ def backward_plan(spec: AttentionSpec) -> Plan:
     tile: BackwardTile = backward_tile(columns)
     is_cut = has_left or has_right or spec.kv_len % tile.block_kv != 0
     key_heads = spec.batch * spec.kv_heads
-    # under a causal mask four heads side by side start with their longest blocks: measured
-    width = 4 if has_right and key_heads % 4 == 0 else 1
+    width = backward_width(spec) if has_right else 1
     if key_heads // width > LONGEST_GRID_SIDE:
         width = key_heads
     q_blocks = -(-spec.q_len // tile.block_q)
@@ -141,6 +146,12 @@ def backward_plan(spec: AttentionSpec) -> Plan:
         constants,
         ("backward", spec.dtype, spec.device, tile, columns, constants),
     )
+
+
+def backward_width(spec: AttentionSpec) -> int:
+    """Key heads side by side under a causal mask, so that the longest blocks of all start first: 16 at 2k, 4 at 8k and beyond, measured."""
+    heads = spec.batch * spec.kv_heads
+    return next(width for width in (16, 8, 4, 1) if heads % width == 0 and (width * spec.q_len <= 32768 or width <= 4))
 
 
 @lru_cache
@@ -171,15 +182,14 @@ def zeroed_counter(device: torch.device) -> Tensor:
 def forward_launch(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, o: Tensor, lse: Tensor) -> Launch:
     """The launch that fills o and lse; q, k and v as `aligned` gives them."""
     plan = forward_plan(spec)
-    block_kv, columns = plan.tile.block_kv, plan.columns
-    descriptors = (
-        tile_descriptor(q, 64, columns),
-        tile_descriptor(k, block_kv, columns),
-        tile_descriptor(v, block_kv, columns),
-        tile_descriptor(o, 64, columns),
-    )
+    block_kv = plan.tile.block_kv
+    second, v_second = plan.seconds
+    tensors = ((q, 64, second), (k, block_kv, second), (v, block_kv, v_second), (o, 64, v_second))
+    descriptors = [tile_descriptor(tensor, rows, plan.columns) for tensor, rows, _ in tensors]
+    descriptors += [tile_descriptor(tensor, rows, columns) if columns else None for tensor, rows, columns in tensors]
     arguments = (*descriptors, lse, zeroed_counter(q.device), spec.scale, *plan.sizes, *plan.constants)
-    return Launch(attention_forward, plan.grid, arguments, plan.variant, ALONE, spec.device)
+    options = ALONE if plan.tile.ctas == 1 else PAIRED
+    return Launch(attention_forward, plan.grid, arguments, plan.variant, options, spec.device)
 
 
 def forward(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

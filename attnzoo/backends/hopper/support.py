@@ -6,6 +6,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import torch
 
+from attnzoo.backends.hopper.tiles import head_dim_pieces
 from attnzoo.spec import AttentionSpec
 from attnzoo.tracing import constant_when_traced
 
@@ -70,9 +71,18 @@ def _other_features(spec: AttentionSpec) -> dict[str, bool]:
         "softcap": spec.softcap is not None,
         "sinks": spec.sinks_dtype is not None,
         "dropout": spec.dropout_p > 0.0,
-        f"value_dim {spec.value_dim} beside head_dim {spec.head_dim}": spec.value_dim != spec.head_dim,
+        f"value_dim {spec.value_dim} beside head_dim {spec.head_dim}": not _serves_value_dim(spec),
         "a size of zero": spec.is_empty,
     }
+
+
+def _serves_value_dim(spec: AttentionSpec) -> bool:
+    """Forward, O is staged where Q was: its pieces must fit there, as 128 values beside a head dim of 192 do."""
+    if spec.grads or spec.is_empty or spec.value_dim == spec.head_dim:
+        return spec.value_dim == spec.head_dim
+    first, second = head_dim_pieces(spec.head_dim)
+    value_first, value_second = head_dim_pieces(spec.value_dim)
+    return spec.value_dim % 8 == 0 and first == value_first and value_second in (0, second)
 
 
 def _of_the_sizes(spec: AttentionSpec) -> list[str]:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-__all__ = ["BackwardTile", "ForwardTile", "backward_tile", "forward_tile", "padded_head_dim"]
+__all__ = ["BackwardTile", "ForwardTile", "backward_tile", "forward_tile", "head_dim_pieces", "padded_head_dim"]
 
 
 @dataclass(frozen=True)
@@ -14,24 +14,35 @@ class ForwardTile:
     Attributes:
         block_kv: keys a step. block_q follows: 64 rows a consumer warpgroup.
         consumers: warpgroups that compute, 2 or 3.
-        stages: key and value blocks in flight.
-        ping_pong: two warpgroups take turns to issue Q K^T; with three there is always one in its softmax.
-        persistent: one CTA an SM walks many tiles, with two Q buffers; else one tile a CTA.
+        stages, v_stages: key and value blocks in flight; 4 at most.
+        ping_pong: two warpgroups take turns to issue Q K^T; needs that they compute the same blocks.
+        own_blocks: each warpgroup computes only the blocks that its own 64 rows see, instead of the tile's.
+        q_slots: Q buffers; with two, the next tile's Q is there before this tile ends.
+        ctas: that share a multiprocessor, 1 or 2. With 2 they hide one another's latency where tiles are short, though
+            104 registers a thread are so few that ptxas waits for each product at once (C7512).
         consumer_registers, producer_registers: a thread. 128 * consumers * consumer_registers, and 128 for the
-            producer's padded warpgroup, must fit into 65536.
+            producer's padded warpgroup, must fit into 65536, twice with two CTAs.
     """
 
     block_kv: int
     consumers: int
     stages: int
-    ping_pong: bool
-    persistent: bool = True
+    v_stages: int
+    ping_pong: bool = False
+    own_blocks: bool = False
+    q_slots: int = 2
+    ctas: int = 1
     consumer_registers: int = 240
     producer_registers: int = 24
 
     @property
     def block_q(self) -> int:
         return 64 * self.consumers
+
+    @property
+    def rows_together(self) -> int:
+        """Rows that compute the same blocks."""
+        return 64 if self.own_blocks else self.block_q
 
 
 @dataclass(frozen=True)
@@ -56,15 +67,44 @@ def padded_head_dim(head_dim: int) -> int:
     return max(64, 1 << (head_dim - 1).bit_length())
 
 
-def forward_tile(head_dim: int, *, is_masked: bool) -> ForwardTile:
-    """By padded head dim (64, 128, 256)."""
-    if head_dim == 64 and not is_masked:
-        return ForwardTile(128, consumers=3, stages=3, ping_pong=False, consumer_registers=160)  # softmax-bound: 3 hide it, +10%
+def head_dim_pieces(head_dim: int) -> tuple[int, int]:
+    """Columns of the forward's one or two pieces of the head dim: 96 = 64 + 32 and 192 = 128 + 64 waste nothing."""
+    padded = padded_head_dim(head_dim)
+    half = padded // 2
+    if half >= 64 and head_dim <= half + half // 2:
+        return half, half // 2
+    return padded, 0
+
+
+def forward_tile(head_dim: int, *, is_masked: bool, keys: int = 2048, has_left: bool = False) -> ForwardTile:
+    """What was fastest on an H200; docs/hopper.md has the numbers.
+
+    Args:
+        head_dim: columns of both pieces: 64, 96, 128, 192 or 256.
+        is_masked: a causal mask or a window.
+        keys: that a row sees at most: all, or as many as its window holds.
+        has_left: a window that is bounded on the left.
+    """
+    is_causal = is_masked and not has_left
     if head_dim == 64:
-        return ForwardTile(128, consumers=2, stages=4, ping_pong=True)  # 128 = 128: one cut block a causal tile
-    if head_dim == 128:
-        return ForwardTile(128, consumers=2, stages=2, ping_pong=True)  # 197 KB of shared memory with both Q buffers
-    return ForwardTile(64, consumers=2, stages=2, ping_pong=True, persistent=False)  # 2 Q buffers do not fit; 128 keys spill
+        three = ForwardTile(128, 3, 3, 3, consumer_registers=160)
+        if is_masked and keys <= 1024:
+            return ForwardTile(64, 2, 3, 3, own_blocks=True, ctas=2, consumer_registers=104, producer_registers=32)
+        if has_left:
+            return replace(three, block_kv=64, stages=4, v_stages=4, own_blocks=True)
+        if keys <= (4096 if is_causal else 1024):
+            return ForwardTile(128, 2, 4, 4, ping_pong=True)
+        return replace(three, own_blocks=is_causal)
+    if head_dim in (96, 128):
+        if is_masked and keys <= 512:
+            return ForwardTile(64, 2, 4, 4, own_blocks=True)
+        stages = 3 if head_dim == 96 else 2  # 197 KB of shared memory with both Q buffers
+        return ForwardTile(128, 2, stages, stages, ping_pong=is_masked or keys > 1024)
+    if head_dim == 192:
+        if is_causal and keys > 2048:
+            return ForwardTile(64, 2, 3, 3, ping_pong=True, q_slots=1)
+        return ForwardTile(64, 2, 3, 2, own_blocks=is_masked)  # 216 KB with both Q buffers
+    return ForwardTile(64, 2, 2, 2, ping_pong=not is_masked, own_blocks=is_masked, q_slots=1)  # 2 Q buffers do not fit; 128 keys spill
 
 
 def backward_tile(head_dim: int) -> BackwardTile:

@@ -6,7 +6,6 @@ A row without a block loads one and tests all of it away, so that no tile is emp
 """
 
 from attnzoo.backends.hopper.barriers import EMPTY_FIRST, EMPTY_SECOND, TURN, barrier_arrive, barrier_sync, uniform
-from attnzoo.backends.hopper.forward import LN2, LOG2E, issue_scores, load_block, partial_sums, pivot_of, release
 from attnzoo.backends.hopper.names import (
     fence_async_shared,
     gl,
@@ -19,6 +18,9 @@ from attnzoo.backends.hopper.names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from attnzoo.backends.hopper.products import issue_scores
+from attnzoo.backends.hopper.softmax import LN2, LOG2E, partial_sums, pivot_of
+from attnzoo.backends.hopper.stages import load_block, release
 
 # What the producer tells of a tile: first row (-1: no more tiles), batch, head, key tiles to be tested and in all, where its list
 # begins, how many of it are partial blocks (-1: the row has no block), where their bits begin, and how many entries lie between the

@@ -201,9 +201,11 @@ def interleaved_ms(runs: dict[str, Run]) -> dict[str, float]:
         run()
         calls[name] = 1 if median_ms(run, scratch, 1) > 10.0 else 4
     times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(ROUNDS):
-        for name, run in runs.items():
-            times[name].append(median_ms(run, scratch, calls[name]))
+    order = list(runs)
+    for i in range(ROUNDS):
+        first = i % len(order)  # each takes its turn to come first: a place in the round is worth up to 4%
+        for name in order[first:] + order[:first]:
+            times[name].append(median_ms(runs[name], scratch, calls[name]))
     return {name: statistics.median(values) for name, values in times.items()}
 
 

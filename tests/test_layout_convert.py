@@ -154,3 +154,14 @@ def test_bsr_refuses_what_it_cannot_hold():
         csr = torch.eye(8).to_sparse_csr()
     with pytest.raises(TypeError, match="sparse_bsr"):
         from_bsr(csr)
+
+
+@pytest.mark.parametrize("partial", [0, 1])
+def test_the_function_of_a_layout_reads_no_bits_of_full_blocks(partial):
+    """It is asked for every pair of the blocks that a BlockMask lists: four full ones here, at most one with bits."""
+    mask = torch.ones(8, 8, dtype=torch.bool)
+    mask[7, 7] = not partial
+    layout = BlockLayout.from_dense(mask, block=4)
+    pairs = torch.arange(8)
+    found = mask_mod_of(layout)(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64), pairs[:, None], pairs[None, :])
+    assert torch.equal(found, mask), f"{found} is not the layout's mask"

@@ -88,7 +88,8 @@ def mask_mod_of(layout: BlockLayout) -> MaskMod:
     for lists, state in ((layout.full, FULL), (layout.partial, PARTIAL)):
         row = lists.row_of_each()
         states[row, lists.indices.long()] = state
-        places[row, lists.indices.long()] = torch.arange(len(row), dtype=torch.int32, device=row.device)
+    places[row, lists.indices.long()] = torch.arange(len(row), dtype=torch.int32, device=row.device)  # of partial blocks: those with bits
+    has_bits = rule.bits is not None and len(rule.bits) > 0
     one_batch, one_head, heads, rows = layout.batch == 1, layout.heads == 1, layout.heads, layout.rows
 
     def mask_mod(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
@@ -100,7 +101,8 @@ def mask_mod_of(layout: BlockLayout) -> MaskMod:
             kept = kept & band_keep(i, j, rule.band)
         if rule.segments is not None:
             kept = kept & (rule.segments[0][b, i] == rule.segments[1][b, j])
-        if rule.bits is not None:
+        if has_bits:
+            assert rule.bits is not None
             word = rule.bits[places[row, column], i % block_q, j % block_kv // 32]
             kept = kept & ((word >> (j % block_kv % 32)) & 1).to(torch.bool)
         return (state == FULL) | kept

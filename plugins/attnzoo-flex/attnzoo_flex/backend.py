@@ -72,7 +72,10 @@ def run(spec: AttentionSpec, inputs: AttentionInputs, compiler: str) -> tuple[Te
     """Compile the call if its kind is new, and run it; within a compiled function it is part of that."""
     function = call if torch.compiler.is_compiling() else compiled(spec, compiler)
     score, blocks = score_mod(spec, inputs), block_mask(spec, inputs)
-    found = function(inputs.q, inputs.k, inputs.v, score, blocks, spec.scale, spec.group > 1, spec.return_lse)
+    q, k, v = inputs.q, inputs.k, inputs.v
+    if not spec.grads:  # on the CPU it refuses tensors that require one, even where torch records none
+        q, k, v = q.detach(), k.detach(), v.detach()
+    found = function(q, k, v, score, blocks, spec.scale, spec.group > 1, spec.return_lse)
     return (found[0], found[1].lse) if spec.return_lse else (found, None)
 
 

@@ -148,12 +148,12 @@ def _rows(spec: AttentionSpec) -> int:
 
 
 def _hopper_forward(spec: AttentionSpec) -> Step:
-    from attnzoo.backends.hopper.tiles import forward_tile, padded_head_dim
+    from attnzoo.backends.hopper.tiles import forward_tile_of
 
     if spec.layout is not None:
         tile = (128, 128 if spec.layout.block_kv % 128 == 0 else 64)
         return _forward(spec, "block_sparse forward (Hopper)", tile)
-    chosen = forward_tile(padded_head_dim(spec.head_dim), is_masked=spec.band != (None, None))
+    chosen = forward_tile_of(spec)
     return _forward(spec, "flash forward (Hopper)", (chosen.block_q, chosen.block_kv))
 
 

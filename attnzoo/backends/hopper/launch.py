@@ -18,7 +18,7 @@ from attnzoo.backends.hopper.backward_post import convert_dq
 from attnzoo.backends.hopper.backward_pre import prepare_backward
 from attnzoo.backends.hopper.descriptors import aligned, row_descriptor, tile_descriptor
 from attnzoo.backends.hopper.forward import attention_forward
-from attnzoo.backends.hopper.tiles import BackwardTile, ForwardTile, backward_tile, forward_tile, head_dim_pieces, padded_head_dim
+from attnzoo.backends.hopper.tiles import BackwardTile, ForwardTile, backward_tile, forward_tile_of, head_dim_pieces, padded_head_dim
 from attnzoo.backends.recompute import empty_output
 from attnzoo.backends.triton.launch import launch
 from attnzoo.backends.triton.launchers import on_device
@@ -105,8 +105,7 @@ def forward_plan(spec: AttentionSpec) -> Plan:
     has_left, has_right = left > -UNBOUNDED, right < UNBOUNDED
     columns, second = head_dim_pieces(spec.head_dim)
     _, v_second = head_dim_pieces(spec.value_dim)  # `support` saw to it that the first pieces agree
-    seen = min(spec.kv_len, right - left + 1) if has_left else spec.kv_len
-    tile: ForwardTile = forward_tile(columns + second, is_masked=has_left or has_right, keys=seen, has_left=has_left)
+    tile: ForwardTile = forward_tile_of(spec)
     together = tile.rows_together
     one_masked = not has_left and (not has_right or (together <= tile.block_kv and right % together == 0))
     is_cut = has_left or has_right or spec.kv_len % tile.block_kv != 0

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-__all__ = ["BackwardTile", "ForwardTile", "backward_tile", "forward_tile", "head_dim_pieces", "padded_head_dim"]
+if TYPE_CHECKING:
+    from attnzoo.spec import AttentionSpec
+
+__all__ = ["BackwardTile", "ForwardTile", "backward_tile", "forward_tile", "forward_tile_of", "head_dim_pieces", "padded_head_dim"]
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,13 @@ def forward_tile(head_dim: int, *, is_masked: bool, keys: int = 2048, has_left: 
             return ForwardTile(64, 2, 3, 3, ping_pong=True, q_slots=1)
         return ForwardTile(64, 2, 3, 2, own_blocks=is_masked)  # 216 KB with both Q buffers
     return ForwardTile(64, 2, 2, 2, ping_pong=not is_masked, own_blocks=is_masked, q_slots=1)  # 2 Q buffers do not fit; 128 keys spill
+
+
+def forward_tile_of(spec: AttentionSpec) -> ForwardTile:
+    """The forward's tile for a call."""
+    left, right = spec.band
+    seen = spec.kv_len if left is None or right is None else min(spec.kv_len, left + right + 1)
+    return forward_tile(sum(head_dim_pieces(spec.head_dim)), is_masked=(left, right) != (None, None), keys=seen, has_left=left is not None)
 
 
 def backward_tile(head_dim: int) -> BackwardTile:

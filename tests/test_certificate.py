@@ -103,6 +103,11 @@ def test_a_failure_without_a_command_is_given_one() -> None:
     assert "dtype='float16'" in made.failures[0]["repeat"]
 
 
+def test_a_chunk_that_killed_its_worker_is_repeated_alone() -> None:
+    made = certificate(line("chunk-12", "failed", test="test_random_problems", error="worker 'gw0' crashed", repeat=""))
+    assert "--attn-seeds 12:13 -k test_random_problems" in made.failures[0]["repeat"]
+
+
 @pytest.mark.parametrize(
     ("text", "kept"),
     [

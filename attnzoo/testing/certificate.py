@@ -193,7 +193,9 @@ def _failure(line: Mapping[str, Any], backend: str, run: Run) -> dict[str, str]:
         case = _case(line["name"])
         repeat = case.problem.reproduction(backend, case.check, run.device)
     elif not repeat:
-        options = f"--attn-backend {backend} --attn-device {run.device} --attn-profile {run.profile} --attn-seeds {run.seeds}"
+        kind, _, number = line["name"].partition("-")
+        seeds = f"{number}:{int(number) + 1}" if kind == "chunk" else run.seeds
+        options = f"--attn-backend {backend} --attn-device {run.device} --attn-profile {run.profile} --attn-seeds {seeds}"
         repeat = f"pytest --pyargs attnzoo.conformance {options} -k {line['test']}"
     return {"case": _label(line), "error": _scrubbed(line["error"]), "repeat": repeat}
 

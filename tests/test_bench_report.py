@@ -79,6 +79,13 @@ def test_a_cell_that_lost_its_time_is_broken():
     assert change.verdict == "broken", change
 
 
+@pytest.mark.parametrize("change", [{"name": "another"}, {"versions": {"torch": "2.1"}}, {"commit": "abc+"}])
+def test_results_of_another_machine_are_not_continued(change):
+    FULL.require_same_machine({**MACHINE, "started": "later", "clocks": {"clocks.sm": "1"}})
+    with pytest.raises(ValueError, match=next(iter(change))):
+        FULL.require_same_machine({**MACHINE, **change})
+
+
 def test_tables_say_what_each_cell_is():
     ((family, rows), (_, layout_rows)) = family_tables(FULL)
     assert "forward, fp32" in family, family

@@ -111,6 +111,12 @@ class Results:
         except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} holds no results of attnzoo bench: {type(error).__name__}: {error}") from None
 
+    def require_same_machine(self, machine: Mapping[str, Any]) -> None:
+        """Raise ValueError unless these results come from such a machine, with the same versions."""
+        for name in ("name", "device", "versions", "commit"):
+            if self.machine.get(name) != machine.get(name):
+                raise ValueError(f"{self.path} holds results of another {name}: {self.machine.get(name)}, here {machine.get(name)}")
+
     def add(self, cells: Iterable[Cell]) -> None:
         """Keep finished cells, and write the file anew: killed at any moment, it is the one before or the one after."""
         self.cells += cells

@@ -143,7 +143,10 @@ def _run(matrix: Matrix, output: Path | None, resume: bool) -> Results:
         registry = Registry.installed()
         registry.require_known(matrix.backends)
     device = matrix.workloads[0].device
-    results = Results.read(output) if output is not None and output.exists() else Results(look(device), path=output)
+    results = Results(look(device), path=output)
+    if output is not None and output.exists():
+        machine, results = results.machine, Results.read(output)
+        results.require_same_machine(machine)
     if matrix.backends:
         taking_part = {name: Contestant(name, timeout=matrix.timeout) for name in matrix.backends}
     else:

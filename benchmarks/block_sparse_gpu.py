@@ -83,9 +83,9 @@ def feature_cases() -> dict[str, dict[str, Any]]:
         "hopper-documents-causal": {"layout": lambda S: layouts.documents([90, 430, S - 520], causal=True, block=128), "D": 128, "S": 1024},
         "hopper-bits": {"layout": lambda S: BlockLayout.from_dense(random_mask(1, 4, S, S), block=128), "D": 64, "S": 900},
         "hopper-bits-d128": {"layout": lambda S: BlockLayout.from_dense(random_mask(S, S), block=(128, 64)), "D": 128, "S": 900, "Hkv": 1},
-        "hopper-and-causal": {"layout": lambda S: random_blocks(1, 4, S, (128, 128)), "D": 128, "S": 1000, "causal": True},
-        "hopper-and-right": {"layout": lambda S: random_blocks(1, 1, S, (256, 64)), "D": 64, "S": 1000, "window": (None, 77)},
-        "hopper-bits-and-causal": {
+        "large-and-causal": {"layout": lambda S: random_blocks(1, 4, S, (128, 128)), "D": 128, "S": 1000, "causal": True},
+        "large-and-right": {"layout": lambda S: random_blocks(1, 1, S, (256, 64)), "D": 64, "S": 1000, "window": (None, 77)},
+        "large-bits-and-causal": {
             "layout": lambda S: BlockLayout.from_dense(random_mask(S, S), block=128) | random_blocks(1, 1, S, (128, 128)),
             "D": 64,
             "S": 900,

@@ -162,6 +162,18 @@ def test_full_and_partial_blocks_mean_the_same() -> None:
         assert (one - other).abs().max() < 1e-5, f"{name} differs where full blocks are given as partial ones with every bit"
 
 
+@interpreted
+def test_segment_ids_of_two_dtypes_are_compared_as_numbers() -> None:
+    q, k, v = torch.randn(3, 1, 1, 32, 16, generator=torch.Generator().manual_seed(0))
+    ids = torch.tensor([[255] * 10 + [3] * 22]).to(torch.uint8), torch.tensor([[-1] * 10 + [3] * 22]).to(torch.int8)
+    none = BlockLists(torch.zeros(3, dtype=torch.int32), torch.zeros(0, dtype=torch.int32))
+    every = BlockLists(torch.tensor([0, 2, 4], dtype=torch.int32), torch.tensor([0, 1, 0, 1], dtype=torch.int32))
+    layout = BlockLayout(32, 32, 16, 16, full=none, partial=every, rule=ElementRule(segments=ids))
+    o = values_and_gradients(q, k, v, layout)[0]
+    assert (o[:, :, :10] == 0.0).all(), "255 as uint8 equals -1 as int8"
+    assert (o[:, :, 10:] != 0.0).any()
+
+
 # The schedule
 
 

@@ -34,7 +34,6 @@ PROCESSES = (  # one process a line
 SPILLS = {
     "forward-128-causal": 24,
     "forward-128-documents": 204,
-    "backward-64-random": 104,
     "backward-64-bits": 252,
     "backward-128-random": 8,
     "backward-128-causal": 296,
@@ -104,11 +103,7 @@ def test_takes_every_rule_of_large_blocks(layout: BlockLayout, name: str) -> Non
         (spec_of(layouts.causal(512, block=64)), "forward", "blocks are 64 x 64, the Hopper kernel takes multiples of 128 x 64"),
         (spec_of(layouts.causal(512, block=(128, 64))), "backward", "blocks are 128 x 64, the Hopper kernel takes multiples of 128 x 128"),
         (spec_of(layouts.causal(512), head_dim=256), "forward", "head_dim is 256, the Hopper kernel over a layout takes at most 128"),
-        (
-            spec_of(layouts.causal(512), window=(9, 0)),
-            "forward",
-            "causal or window beside a layout, of which the Hopper kernels take a right bound alone, without a gradient",
-        ),
+        (spec_of(layouts.causal(512), causal=True), "forward", "causal or window beside a layout, which the Hopper kernel doesn't take"),
         (spec_of(layouts.causal(512), softcap=2.0), "forward", "the call has softcap, which the Hopper kernels don't take"),
     ],
 )

@@ -155,6 +155,9 @@ def rule_tile(
     if q_ids is not None:
         q_id = tl.load(q_ids + batch * q_batch + i, mask=i < lengths[0], other=0)
         kv_id = tl.load(kv_ids + batch * kv_batch + j, mask=j < lengths[1], other=0)
+        if q_id.dtype != kv_id.dtype:  # int8 and uint8 would be compared bit by bit
+            q_id = q_id.to(tl.int64)
+            kv_id = kv_id.to(tl.int64)
         kept = kept & (q_id == kv_id)
     if bits_ptr is not None:
         bits = bits_tile(bits_ptr, place, is_partial, row, column, BLOCK_M, BLOCK_N, BLOCK_Q, BLOCK_KV)

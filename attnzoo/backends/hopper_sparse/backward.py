@@ -34,27 +34,16 @@ from attnzoo.backends.hopper.names import (
 # What the producer tells of a query tile: its first row, or -1 if nothing of it must be tested; the place of its block's bits, or -1 if
 # only the end of the keys cuts it; and how far a query may be beyond a key, both counted within the tile, by the band's two bounds.
 FACTS: gl.constexpr = gl.constexpr(4)
-SHARE_BITS: gl.constexpr = gl.constexpr(10)
 
 
 @gluon.jit
-def column_of(lists, line, head_stride, member, share):
-    """First entry of a member's column, how many it has, and which of them comes first, round which the walk goes.
-
-    CTAs side by side start apart, as in the dense kernel: each finds a query tile to store, and none waits for another.
-    """
-    offsets_ptr, _, _, _ = lists
+def column_of(lists, line, head_stride, member, TILES: gl.constexpr):
+    """First entry of a member's column, its number of query tiles, and its first block."""
+    offsets_ptr, _, blocks_ptr, _ = lists
     at = line + member * head_stride
     entry = gl.load(offsets_ptr + at)
     count = gl.load(offsets_ptr + at + 1) - entry
-    return entry, count, gl.minimum((count * share) >> SHARE_BITS, gl.maximum(count - 1, 0))
-
-
-@gluon.jit
-def next_entry(index, i, count, TILES: gl.constexpr):
-    """The entry that the query tile after the i-th belongs to."""
-    index = gl.where((i + 1) % TILES == 0, index + 1, index)
-    return gl.where(index == count, 0, index)
+    return entry, count * TILES, gl.load(blocks_ptr + entry, mask=count > 0, other=0)
 
 
 @gluon.jit
@@ -84,7 +73,7 @@ def producer(desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries,
     q_sm, do_sm, lse_sm, delta_sm, q_full, do_full = queries
     _, partial_offsets_ptr, blocks_ptr, places_ptr = lists
     low, high, kv_len = bounds
-    key, line, share, head_stride, q_heads, kv_heads, group, width, _ = walk
+    key, line, head_stride, q_heads, kv_heads, group, width, _ = walk
     batch, kv_head = place(kv_heads, width)
     STAGES: gl.constexpr = q_sm.shape[0]
     BM: gl.constexpr = q_sm.shape[1]
@@ -92,44 +81,41 @@ def producer(desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries,
     mbarrier.expect(kv_full.index(0), desc_k.block_type.nbytes)
     tma_load(desc_k, [batch, kv_head, key, 0], kv_full.index(0), k_sm)
     dependency_wait()
-    done = 0
+    count = 0
     for member in range(group):
         head = kv_head * group + member
-        entry, count, index = column_of(lists, line, head_stride, member, share)
-        block = gl.load(blocks_ptr + entry + index, mask=count > 0, other=0)
-        for i in range(count * TILES):
+        entry, steps, block = column_of(lists, line, head_stride, member, TILES)
+        for i in range(steps):
             row = block * BLOCK_Q + i % TILES * BM
-            here = index
-            index = next_entry(index, i, count, TILES)
-            block = gl.load(blocks_ptr + entry + index)
-            stage = done % STAGES
-            if done >= STAGES:
+            block = gl.load(blocks_ptr + entry + (i + 1) // TILES, mask=i + 1 < steps, other=0)
+            stage = count % STAGES
+            if count >= STAGES:
                 barrier_sync(EMPTY_FIRST + stage, READERS)
             if TESTED:
                 first = gl.load(partial_offsets_ptr + line + member * head_stride)
                 partials = gl.load(partial_offsets_ptr + line + member * head_stride + 1) - first
-                is_partial = here < partials
+                is_partial = i // TILES < partials
                 where = 0
                 if BITS:
-                    where = gl.load(places_ptr + first + here, mask=is_partial, other=0)
+                    where = gl.load(places_ptr + first + i // TILES, mask=is_partial, other=0)
                 is_cut = key + k_sm.shape[0] > kv_len
                 where = gl.where(is_partial, where, -1)
                 put_facts(facts, stage, gl.where(is_partial | is_cut, row, -1), where, key - row - low, key - row - high)
             mbarrier.expect(q_full.index(stage), desc_q.block_type.nbytes + BM * 4)
             tma_load(desc_q, [batch, head, row, 0], q_full.index(stage), q_sm.index(stage))
             tma_load(desc_lse, [batch * q_heads + head, row], q_full.index(stage), lse_sm.index(stage))
-            if done == 0:
+            if count == 0:
                 mbarrier.expect(kv_full.index(1), desc_v.block_type.nbytes)
                 tma_load(desc_v, [batch, kv_head, key, 0], kv_full.index(1), v_sm)
-            if done >= STAGES:
+            if count >= STAGES:
                 barrier_sync(EMPTY_SECOND + stage, READERS)
             mbarrier.expect(do_full.index(stage), desc_do.block_type.nbytes + BM * 4)
             tma_load(desc_do, [batch, head, row, 0], do_full.index(stage), do_sm.index(stage))
             tma_load(desc_delta, [batch * q_heads + head, row], do_full.index(stage), delta_sm.index(stage))
-            done += 1
-    if done == 0:
+            count += 1
+    if count == 0:
         mbarrier.arrive(kv_full.index(1), count=1)  # nobody sees these keys: V is not needed
-    for i in range(gl.maximum(done - STAGES, 0), done):  # leave no named barrier half full
+    for i in range(gl.maximum(count - STAGES, 0), count):  # leave no named barrier half full
         barrier_sync(EMPTY_FIRST + i % STAGES, READERS)
         barrier_sync(EMPTY_SECOND + i % STAGES, READERS)
 
@@ -138,27 +124,25 @@ def producer(desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries,
 def dq_writer(desc_dq, state_ptr, dqs, lists, walk, q_len, variant: gl.constexpr):
     BLOCK_Q: gl.constexpr = variant[0]
     dq_sm, dq_full, dq_empty = dqs
-    _, line, share, head_stride, q_heads, kv_heads, group, width, q_blocks = walk
+    _, line, head_stride, q_heads, kv_heads, group, width, q_blocks = walk
     blocks_ptr = lists[2]
     batch, kv_head = place(kv_heads, width)
     BM: gl.constexpr = dq_sm.shape[1]
     HALF_D: gl.constexpr = dq_sm.shape[2]
     TILES: gl.constexpr = BLOCK_Q // BM
     dependency_wait()
-    done = 0
+    count = 0
     for member in range(group):
         batch_head = batch * q_heads + kv_head * group + member
-        entry, count, index = column_of(lists, line, head_stride, member, share)
-        block = gl.load(blocks_ptr + entry + index, mask=count > 0, other=0)
-        for i in range(count * TILES):
+        entry, steps, block = column_of(lists, line, head_stride, member, TILES)
+        for i in range(steps):
             row = block * BLOCK_Q + i % TILES * BM
-            index = next_entry(index, i, count, TILES)
-            block = gl.load(blocks_ptr + entry + index)
+            block = gl.load(blocks_ptr + entry + (i + 1) // TILES, mask=i + 1 < steps, other=0)
             if row < q_len:
                 block_state = state_ptr + batch_head * q_blocks + row // BM
                 is_first = claim(block_state)
                 for wg in gl.static_range(2):
-                    mbarrier.wait(dq_full.index(wg), done & 1)
+                    mbarrier.wait(dq_full.index(wg), count & 1)
                     if is_first:
                         tma_store(desc_dq, [batch_head, row, wg * HALF_D], dq_sm.index(wg))
                     else:
@@ -170,9 +154,9 @@ def dq_writer(desc_dq, state_ptr, dqs, lists, walk, q_len, variant: gl.constexpr
                     publish(block_state)
             else:  # a tile of a cut block that has no row
                 for wg in gl.static_range(2):
-                    mbarrier.wait(dq_full.index(wg), done & 1)
+                    mbarrier.wait(dq_full.index(wg), count & 1)
                     mbarrier.arrive(dq_empty.index(wg), count=1)
-            done += 1
+            count += 1
 
 
 @gluon.jit
@@ -194,6 +178,9 @@ def test_scores(s, facts, stage, row, batch, keys, columns, rule, lengths, varia
         if variant[6]:
             q_id = gl.load(q_ids + batch.to(gl.int64) * q_batch + row + columns, mask=columns < q_len - row, other=0)
             kv_id = gl.load(kv_ids + batch.to(gl.int64) * kv_batch + key + keys, mask=keys < kv_len - key, other=0)
+            if q_id.dtype != kv_id.dtype:  # int8 and uint8 would be compared bit by bit
+                q_id = q_id.to(gl.int64)
+                kv_id = kv_id.to(gl.int64)
             s = gl.where(q_id[None, :] == kv_id[:, None], s, -float("inf"))
         if variant[7]:
             pointer = bits_ptr + where.to(gl.int64) * (BLOCK_Q * WORDS) + row % BLOCK_Q * WORDS + (key % BLOCK_KV) // 32
@@ -286,7 +273,7 @@ def consumer(WG: gl.constexpr, desc_dk, desc_dv, scale, kv, queries, ds_sm, dqs,
     tma_store_wait(0)
 
 
-SIZES = ["q_heads", "kv_heads", "group", "width", "q_len", "q_blocks", "kv_len", "lines", "batch_stride", "head_stride"]
+SIZES = ["q_heads", "kv_heads", "group", "width", "q_len", "q_blocks", "kv_len", "batch_stride", "head_stride"]
 RULE = ["low", "high", "q_batch", "kv_batch"]
 LISTS = ["offsets_ptr", "partial_offsets_ptr", "blocks_ptr", "order_ptr", "places_ptr", "bits_ptr", "q_ids", "kv_ids"]
 
@@ -295,7 +282,7 @@ LISTS = ["offsets_ptr", "partial_offsets_ptr", "blocks_ptr", "order_ptr", "place
 def sparse_attention_backward(
     desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, desc_dq, desc_dk, desc_dv, state_ptr,
     offsets_ptr, partial_offsets_ptr, blocks_ptr, order_ptr, places_ptr, bits_ptr, q_ids, kv_ids, low, high, q_batch, kv_batch, scale,
-    q_heads, kv_heads, group, width, q_len, q_blocks, kv_len, lines, batch_stride, head_stride,
+    q_heads, kv_heads, group, width, q_len, q_blocks, kv_len, batch_stride, head_stride,
     STAGES: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, TESTED: gl.constexpr, LSE_EARLY: gl.constexpr,
     LOW: gl.constexpr, HIGH: gl.constexpr, IDS: gl.constexpr, BITS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
@@ -355,8 +342,7 @@ def sparse_attention_backward(
     dqs = (dq_sm, dq_full, dq_empty)
     lists = (offsets_ptr, partial_offsets_ptr, blocks_ptr, places_ptr)
     rule = (bits_ptr, q_ids, q_batch, kv_ids, kv_batch)
-    share = ((lines - 1 - block) << SHARE_BITS) // lines  # of the column, at which its queries lie near the keys: full blocks descend
-    walk = (key, line + block, share, head_stride, q_heads, kv_heads, group, width, q_blocks)
+    walk = (key, line + block, head_stride, q_heads, kv_heads, group, width, q_blocks)
     tile = (kv_heads, width)
     lengths = (q_len, kv_len)
     variant: gl.constexpr = (BLOCK_Q, BLOCK_KV, TESTED, LSE_EARLY, LOW, HIGH, IDS, BITS)

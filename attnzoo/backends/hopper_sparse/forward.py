@@ -23,13 +23,12 @@ from attnzoo.backends.hopper.softmax import LN2, LOG2E, partial_sums, pivot_of
 from attnzoo.backends.hopper.stages import load_block, release
 
 # What the producer tells of a tile: first row (-1: no more tiles), batch, head, key tiles to be tested and in all, where its list
-# begins, how many of it are partial blocks (-1: the row has no block), where their bits begin, and how many entries lie between the
-# last partial block that is walked and the first full one.
-FACTS: gl.constexpr = gl.constexpr(9)
+# begins, how many of it are partial blocks (-1: the row has no block), and where their bits begin.
+FACTS: gl.constexpr = gl.constexpr(8)
 
 
 @gluon.jit
-def put_tile(tile, slot, row, batch, head, tested, total, entry, partials, place, jump):
+def put_tile(tile, slot, row, batch, head, tested, total, entry, partials, place):
     """Publish a tile; guarded by q_empty and q_full."""
     layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
     zero = gl.full([1], 0, gl.int32, layout)
@@ -41,7 +40,6 @@ def put_tile(tile, slot, row, batch, head, tested, total, entry, partials, place
     tile.index(slot * FACTS + 5).store(zero + entry)
     tile.index(slot * FACTS + 6).store(zero + partials)
     tile.index(slot * FACTS + 7).store(zero + place)
-    tile.index(slot * FACTS + 8).store(zero + jump)
     partition_barrier()
 
 
@@ -52,26 +50,14 @@ def tile_fact(tile, slot, fact: gl.constexpr):
 
 
 @gluon.jit
-def search(blocks_ptr, low, high, block, SIGN: gl.constexpr):
-    """The first entry of low..high that is not before `block`, in a list that ascends (SIGN 1) or descends (SIGN -1)."""
-    while low < high:
-        middle = (low + high) // 2
-        is_before = gl.load(blocks_ptr + middle) * SIGN < block * SIGN
-        low = gl.where(is_before, middle + 1, low)
-        high = gl.where(is_before, high, middle)
-    return low
-
-
-@gluon.jit
 def producer(desc_q, desc_k, desc_v, counter_ptr, lists, buffers, sizes, grid, variant: gl.constexpr):
     CONSUMERS: gl.constexpr = variant[0]
     BLOCK_Q: gl.constexpr = variant[2]
     BLOCK_KV: gl.constexpr = variant[3]
     CUT: gl.constexpr = variant[4]
-    BAND: gl.constexpr = variant[9]
     q_sm, k_sm, v_sm, tile, q_full, q_empty, k_full, v_full = buffers
     offsets_ptr, partial_offsets_ptr, blocks_ptr, order_ptr = lists
-    q_heads, q_len, kv_len, reach = sizes
+    q_heads, _, kv_len = sizes
     tiles, lines, batch_stride, head_stride, group, heads_in_group = grid
     BM: gl.constexpr = 64 * CONSUMERS
     BN: gl.constexpr = k_sm.shape[1]
@@ -99,26 +85,16 @@ def producer(desc_q, desc_k, desc_v, counter_ptr, lists, buffers, sizes, grid, v
         place = gl.load(partial_offsets_ptr + line)
         partials = gl.load(partial_offsets_ptr + line + 1) - place
         tested = partials
-        jump = 0
-        if BAND:  # blocks beyond the last key that the tile sees are left out, full ones that the bound cuts are tested
-            end = gl.maximum(gl.minimum(row + BM, q_len) + reach, 0)
-            first_full = entry + partials
-            seen = search(blocks_ptr, entry, first_full, gl.cdiv(end, BLOCK_KV), 1) - entry
-            start = search(blocks_ptr, first_full, entry + total, gl.cdiv(end, BLOCK_KV) - 1, -1)
-            tested = seen + search(blocks_ptr, start, entry + total, gl.maximum(row + reach + 1, 0) // BLOCK_KV - 1, -1) - start
-            total = seen + entry + total - start
-            jump = start - entry - seen
-            partials = seen
         if CUT:  # of the full blocks the last column comes first
-            found = gl.load(blocks_ptr + entry + partials + jump, mask=partials < total, other=0)
-            tested = gl.maximum(tested, partials + gl.where((partials < total) & ((found + 1) * BLOCK_KV > kv_len), 1, 0))
-        block = gl.load(blocks_ptr + entry + gl.where(partials > 0, 0, jump), mask=total > 0, other=0)
+            found = gl.load(blocks_ptr + entry + partials, mask=partials < total, other=0)
+            tested += gl.where((partials < total) & ((found + 1) * BLOCK_KV > kv_len), 1, 0)
+        block = gl.load(blocks_ptr + entry, mask=total > 0, other=0)
         partials = gl.where(total > 0, partials, -1)
         tested = gl.where(total > 0, tested * KEY_TILES, 1)
         total = gl.where(total > 0, total * KEY_TILES, 1)
         slot = visit & 1
         mbarrier.wait(q_empty.index(slot), ((visit >> 1) & 1) ^ 1)
-        put_tile(tile, slot, row, batch, head, tested, total, entry, partials, place, jump)
+        put_tile(tile, slot, row, batch, head, tested, total, entry, partials, place)
         mbarrier.expect(q_full.index(slot), CONSUMERS * desc_q.block_type.nbytes)
         for wg in gl.static_range(CONSUMERS):
             tma_load(desc_q, [batch, head, row + wg * 64, 0], q_full.index(slot), q_sm.index(slot * CONSUMERS + wg))
@@ -126,8 +102,7 @@ def producer(desc_q, desc_k, desc_v, counter_ptr, lists, buffers, sizes, grid, v
         for i in range(total):
             key = block * BLOCK_KV + i % KEY_TILES * BN
             # the next block's number is on its way while this block waits for its stage
-            following = (i + 1) // KEY_TILES
-            block = gl.load(blocks_ptr + entry + following + gl.where(following < partials, 0, jump), mask=i + 1 < total, other=0)
+            block = gl.load(blocks_ptr + entry + (i + 1) // KEY_TILES, mask=i + 1 < total, other=0)
             load_block(desc_k, k_sm, k_full, count, batch, head // group, key, EMPTY_FIRST, CONSUMERS)
             if i == total - 1:
                 claimed = gl.atomic_add(counter_ptr, 1)
@@ -139,7 +114,7 @@ def producer(desc_q, desc_k, desc_v, counter_ptr, lists, buffers, sizes, grid, v
         visit += 1
     slot = visit & 1
     mbarrier.wait(q_empty.index(slot), ((visit >> 1) & 1) ^ 1)
-    put_tile(tile, slot, -1, 0, 0, 0, 0, 0, 0, 0, 0)
+    put_tile(tile, slot, -1, 0, 0, 0, 0, 0, 0, 0)
     mbarrier.arrive(q_full.index(slot), count=1)
     for i in range(gl.maximum(count - STAGES, 0), count):  # leave no named barrier half full
         barrier_sync(EMPTY_FIRST + i % STAGES, CONSUMERS * 128 + 32)
@@ -163,20 +138,17 @@ def test_scores(s, step, facts, rows, columns, blocks_ptr, rule, sizes, variant:
     """-inf where a pair of the step-th tile of a row may not attend."""
     BLOCK_Q: gl.constexpr = variant[2]
     BLOCK_KV: gl.constexpr = variant[3]
-    batch, entry, partials, first_place, jump = facts
+    batch, entry, partials, first_place = facts
     bits_ptr, low, high, q_ids, q_batch, kv_ids, kv_batch = rule
-    _, q_len, kv_len, reach = sizes
+    _, q_len, kv_len = sizes
     BN: gl.constexpr = columns.shape[0]
     KEY_TILES: gl.constexpr = BLOCK_KV // BN
-    number = step // KEY_TILES
-    block = gl.load(blocks_ptr + entry + number + gl.where(number < partials, 0, jump), mask=partials >= 0, other=0)
+    block = gl.load(blocks_ptr + entry + step // KEY_TILES, mask=partials >= 0, other=0)
     column = step % KEY_TILES * BN
     key = block * BLOCK_KV + column
     end = gl.where(partials < 0, 0, kv_len - key)  # a row without a block attends to nothing of the one that was loaded
     s = gl.where((columns < end)[None, :], s, -float("inf"))
-    if variant[9]:
-        s = gl.where((rows + (reach - key))[:, None] >= columns[None, :], s, -float("inf"))
-    if number < partials:
+    if step // KEY_TILES < partials:
         distance = (key + columns)[None, :] - rows[:, None]
         if variant[5]:
             s = gl.where(distance >= low, s, -float("inf"))
@@ -185,9 +157,12 @@ def test_scores(s, step, facts, rows, columns, blocks_ptr, rule, sizes, variant:
         if variant[7]:
             q_id = gl.load(q_ids + batch.to(gl.int64) * q_batch + rows, mask=rows < q_len, other=0)
             kv_id = gl.load(kv_ids + batch.to(gl.int64) * kv_batch + key + columns, mask=columns < end, other=0)
+            if q_id.dtype != kv_id.dtype:  # int8 and uint8 would be compared bit by bit
+                q_id = q_id.to(gl.int64)
+                kv_id = kv_id.to(gl.int64)
             s = gl.where(q_id[:, None] == kv_id[None, :], s, -float("inf"))
         if variant[8]:
-            kept = kept_bits(bits_ptr, first_place + number, rows % BLOCK_Q, column, columns, BLOCK_Q, BLOCK_KV)
+            kept = kept_bits(bits_ptr, first_place + step // KEY_TILES, rows % BLOCK_Q, column, columns, BLOCK_Q, BLOCK_KV)
             s = gl.where(kept, s, -float("inf"))
     return s
 
@@ -226,7 +201,7 @@ def consumer(WG: gl.constexpr, desc_o, lse_ptr, blocks_ptr, rule, buffers, sizes
     CONSUMERS: gl.constexpr = variant[0]
     PING_PONG: gl.constexpr = variant[1]
     q_sm, k_sm, v_sm, tile, q_full, q_empty, k_full, v_full = buffers
-    q_heads, q_len, _, _ = sizes
+    q_heads, q_len, _ = sizes
     STAGES: gl.constexpr = k_sm.shape[0]
     BN: gl.constexpr = k_sm.shape[1]
     D: gl.constexpr = k_sm.shape[2]
@@ -255,7 +230,7 @@ def consumer(WG: gl.constexpr, desc_o, lse_ptr, blocks_ptr, rule, buffers, sizes
         head = tile_fact(tile, slot, 2)
         tested = tile_fact(tile, slot, 3)
         total = tile_fact(tile, slot, 4)
-        facts = (batch, tile_fact(tile, slot, 5), tile_fact(tile, slot, 6), tile_fact(tile, slot, 7), tile_fact(tile, slot, 8))
+        facts = (batch, tile_fact(tile, slot, 5), tile_fact(tile, slot, 6), tile_fact(tile, slot, 7))
         rows = row + offsets
         acc = gl.zeros([64, D], gl.float32, o_layout)
         if tested > 0:
@@ -307,7 +282,7 @@ def consumer(WG: gl.constexpr, desc_o, lse_ptr, blocks_ptr, rule, buffers, sizes
     tma_store_wait(0)
 
 
-SIZES = ["tiles", "lines", "batch_stride", "head_stride", "group", "heads_in_group", "q_heads", "q_len", "kv_len", "reach"]
+SIZES = ["tiles", "lines", "batch_stride", "head_stride", "group", "heads_in_group", "q_heads", "q_len", "kv_len"]
 RULE = ["low", "high", "q_batch", "kv_batch"]
 LISTS = ["offsets_ptr", "partial_offsets_ptr", "blocks_ptr", "order_ptr", "bits_ptr", "q_ids", "kv_ids"]
 
@@ -316,17 +291,16 @@ LISTS = ["offsets_ptr", "partial_offsets_ptr", "blocks_ptr", "order_ptr", "bits_
 def sparse_attention_forward(
     desc_q, desc_k, desc_v, desc_o, lse_ptr, counter_ptr, offsets_ptr, partial_offsets_ptr, blocks_ptr, order_ptr,
     bits_ptr, q_ids, kv_ids, low, high, q_batch, kv_batch, scale,
-    tiles, lines, batch_stride, head_stride, group, heads_in_group, q_heads, q_len, kv_len, reach,
+    tiles, lines, batch_stride, head_stride, group, heads_in_group, q_heads, q_len, kv_len,
     STAGES: gl.constexpr, PING_PONG: gl.constexpr, BLOCK_Q: gl.constexpr, BLOCK_KV: gl.constexpr, CUT: gl.constexpr,
-    LOW: gl.constexpr, HIGH: gl.constexpr, IDS: gl.constexpr, BITS: gl.constexpr, BAND: gl.constexpr,
+    LOW: gl.constexpr, HIGH: gl.constexpr, IDS: gl.constexpr, BITS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """q (B, Hq, Sq, D), k and v (B, Hkv, Skv, D) -> o like q, lse (B, Hq, Sq) fp32, natural log.
 
     scale > 0. counter_ptr: one int32, 0 before and after. offsets, blocks: each line's block columns, partial ones ascending and
     then full ones descending; partial_offsets: likewise of the partial ones alone; order: each head's lines, the longest first.
-    LOW, HIGH, IDS, BITS: what the rule of partial blocks consists of. BAND: query i sees key j only if `j <= i + reach`.
-    CUT: BLOCK_KV does not divide kv_len.
+    LOW, HIGH, IDS, BITS: what the rule of partial blocks consists of. CUT: BLOCK_KV does not divide kv_len.
     """
     CONSUMERS: gl.constexpr = 2
     BN: gl.constexpr = desc_k.block_type.shape[2]
@@ -349,11 +323,11 @@ def sparse_attention_forward(
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
     buffers = (q_sm, k_sm, v_sm, tile, q_full, q_empty, k_full, v_full)
-    sizes = (q_heads, q_len, kv_len, reach)
+    sizes = (q_heads, q_len, kv_len)
     lists = (offsets_ptr, partial_offsets_ptr, blocks_ptr, order_ptr)
     rule = (bits_ptr, low, high, q_ids, q_batch, kv_ids, kv_batch)
     grid = (tiles, lines, batch_stride, head_stride, group, heads_in_group)
-    variant: gl.constexpr = (CONSUMERS, PING_PONG, BLOCK_Q, BLOCK_KV, CUT, LOW, HIGH, IDS, BITS, BAND)
+    variant: gl.constexpr = (CONSUMERS, PING_PONG, BLOCK_Q, BLOCK_KV, CUT, LOW, HIGH, IDS, BITS)
     gl.warp_specialize(
         [
             (consumer, (gl.constexpr(0), desc_o, lse_ptr, blocks_ptr, rule, buffers, sizes, scale * LOG2E, variant)),

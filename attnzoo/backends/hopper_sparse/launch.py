@@ -17,7 +17,6 @@ from attnzoo.backends.hopper.launch import (
     Launch,
     Plan,
     Scratch,
-    band_offsets,
     heads_in_group,
     post_launch,
     pre_launch,
@@ -59,17 +58,8 @@ def forward_plan(spec: AttentionSpec, types: tuple[Any, ...]) -> Plan:
     block_kv = 128 if layout.block_kv % 128 == 0 else 64
     tiles = -(-spec.q_len // layout.block_q) * (layout.block_q // BLOCK_M) * spec.batch * spec.q_heads
     is_cut = spec.kv_len % layout.block_kv != 0
-    constants = (
-        STAGES[columns],
-        True,
-        layout.block_q,
-        layout.block_kv,
-        is_cut,
-        *rule_constants(types),
-        spec.band[1] is not None,
-        *REGISTERS,
-    )
-    sizes = (spec.group, heads_in_group(spec), spec.q_heads, spec.q_len, spec.kv_len, band_offsets(spec)[1])
+    constants = (STAGES[columns], True, layout.block_q, layout.block_kv, is_cut, *rule_constants(types), *REGISTERS)
+    sizes = (spec.group, heads_in_group(spec), spec.q_heads, spec.q_len, spec.kv_len)
     variant = ("sparse forward", spec.dtype, spec.device, block_kv, columns, constants, types)
     return Plan(block_kv, columns, (min(processors_of(spec.device), tiles), 1, 1), (tiles, *sizes), constants, variant)
 
@@ -109,7 +99,9 @@ def backward_plan(spec: AttentionSpec, types: tuple[Any, ...]) -> Plan:
     columns = padded_head_dim(spec.head_dim)
     tile = backward_tile(columns)
     key_heads = spec.batch * spec.kv_heads
-    width = 1 if key_heads <= LONGEST_GRID_SIDE else key_heads  # head by head: what its columns walk stays in L2
+    width = 4 if key_heads % 4 == 0 else 1  # heads side by side start with their longest columns
+    if key_heads // width > LONGEST_GRID_SIDE:
+        width = key_heads
     is_tested = layout.partial_blocks > 0 or spec.kv_len % tile.block_kv != 0
     constants = (tile.stages, layout.block_q, layout.block_kv, is_tested, tile.lse_early and not is_tested, *rule_constants(types))
     constants += (tile.consumer_registers, tile.producer_registers)
@@ -141,7 +133,7 @@ def main_launch(
     lists = (merged.offsets, merged.partial_offsets, merged.blocks, *schedule.columns[4:])
     lists = tuple([merged.blocks if part is None else part for part in lists])
     rule, numbers = rule_arguments(schedule)
-    arguments = (*descriptors, scratch.state, *lists, *rule, *numbers, spec.scale, *plan.sizes, *schedule.column_shape, *plan.constants)
+    arguments = (*descriptors, scratch.state, *lists, *rule, *numbers, spec.scale, *plan.sizes, *schedule.column_shape[1:], *plan.constants)
     return Launch(sparse_attention_backward, plan.grid, arguments, plan.variant, OVERLAPPING, spec.device)
 
 

@@ -22,7 +22,6 @@ def reasons_against(spec: AttentionSpec, name: str) -> list[str]:
         reasons.append(f"blocks are {layout.block_q} x {layout.block_kv}, the Hopper kernel takes multiples of {BLOCK_Q} x {block_kv}")
     if spec.head_dim > HEAD_DIM:
         reasons.append(f"head_dim is {spec.head_dim}, the Hopper kernel over a layout takes at most {HEAD_DIM}")
-    left, right = spec.band
-    if left is not None or (right is not None and name == "backward"):
-        reasons.append("causal or window beside a layout, of which the Hopper kernels take a right bound alone, without a gradient")
+    if spec.band != (None, None):
+        reasons.append("causal or window beside a layout, which the Hopper kernel doesn't take")
     return reasons

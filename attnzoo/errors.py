@@ -26,7 +26,7 @@ class UnsupportedError(NotImplementedError):
     def __init__(self, rejected: Mapping[str, Sequence[str]], alternatives: Sequence[str] = ()) -> None:
         self.rejected = {name: tuple(reasons) for name, reasons in rejected.items()}
         self.alternatives = tuple(alternatives)
-        super().__init__(self._message())
+        self.args = (self._message(),)  # not by super(): Dynamo can't trace it, and the reasons would be lost
 
     def _message(self) -> str:
         lines = ["no backend can serve this call" if len(self.rejected) != 1 else "the backend can't serve this call"]

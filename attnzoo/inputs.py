@@ -79,6 +79,8 @@ _construct = quick_constructor(AttentionInputs)
 def _kernel_ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if tensor.dtype != dtype:
         return tensor.to(dtype, memory_format=torch.contiguous_format)
+    if not torch.compiler.is_compiling() and tensor.is_neg():  # a view that stands for the negative of what lies in memory
+        tensor = tensor.resolve_neg()
     return tensor if tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 

@@ -389,6 +389,7 @@ CANDIDATES: dict[str, dict[int, list[tuple[int, int, int, int]]]] = {
 def runs_of(kernel: str, dim: int, causal: bool, tile: tuple[int, ...], device: str, length: int) -> Callable[[], Any]:
     """A closure that runs one kernel under one tile."""
     from attnzoo.backends.triton import backward_keys, backward_queries, forward, problem, table
+    from attnzoo.backends.triton.delta import RowStatistics
 
     table.HOPPER[kernel] = {256: table.Tile(*tile)}
     table.tile_for.cache_clear()
@@ -398,7 +399,8 @@ def runs_of(kernel: str, dim: int, causal: bool, tile: tuple[int, ...], device: 
     spec = AttentionSpec.of(q, k, v, causal=causal)
     call = problem.Problem(spec, AttentionInputs.of(spec, q, k, v))
     lse = torch.full((batch, heads, length), 8.0, device=device)
-    stats, o, dk, dv = (lse, torch.zeros_like(lse)), torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    stats = RowStatistics(lse, torch.zeros_like(lse), None)
+    o, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
     return {
         "forward": lambda: forward.forward(call, o, lse),
         "backward_keys": lambda: backward_keys.backward_keys(call, g, stats, dk, dv),

@@ -231,6 +231,14 @@ def test_errors_are_the_same_when_compiled():
         torch.compile(call, fullgraph=True, backend="eager")(*qkv(3, 5))
 
 
+def test_a_refusal_keeps_its_reasons_when_compiled():
+    def call(q, k, v):
+        return attnzoo.attention(q, k, v, backend="flash")
+
+    with pytest.raises(Exception, match="device is cpu, it takes cuda"):
+        torch.compile(call, fullgraph=True, backend="eager")(*qkv())
+
+
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # raised while torch imports Inductor
 @pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on CPU")
 def test_inductor():

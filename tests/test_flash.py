@@ -194,6 +194,68 @@ def test_gradients_where_the_lse_can_not_count_the_keys(sink: float) -> None:
 
 
 @interpreted
+def test_hooks_on_saved_tensors_may_change_their_strides() -> None:
+    packed = normal(1, 40, 3, 2, 16).float()
+    q, k, v = [packed[:, :, n].transpose(1, 2).requires_grad_() for n in range(3)]
+    upstream = normal(1, 2, 40, 16).float()
+
+    def gradients() -> tuple[Tensor, ...]:
+        return torch.autograd.grad(Flash().attend(*described(q, k, v))[0], (q, k, v), upstream)
+
+    plain = gradients()
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.contiguous().clone(), lambda packed: packed):
+        hooked = gradients()
+    assert all([torch.equal(one, other) for one, other in zip(plain, hooked)]), "a copy of the saved tensors changes the gradients"
+
+
+@interpreted
+def test_segment_ids_of_two_dtypes() -> None:
+    ids = (torch.full((1, 70), 200, dtype=torch.uint8), torch.full((1, 45), -56, dtype=torch.int8))  # the same bits
+    o, lse = Flash().attend(*described(*[tensor.float() for tensor in qkv()], segment_ids=ids))
+    assert lse is not None
+    assert lse.isneginf().all(), "200 and -56 are taken for one segment"
+    assert not o.any()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")  # raised while torch loads its forward-mode rules
+@interpreted
+def test_transforms_and_tangents_are_refused() -> None:
+    q, k, v = [tensor.float() for tensor in qkv()]
+    with pytest.raises(NotImplementedError, match="name backend='naive'"):
+        torch.func.vmap(lambda q: Flash().attend(*described(q, k, v))[0])(torch.stack([q, q]))
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(NotImplementedError, match="q carries a tangent"):
+            Flash().attend(*described(dual, k, v))
+
+
+@interpreted
+def test_views_that_stand_for_their_negative() -> None:
+    q, k, v = [tensor.float() for tensor in qkv()]
+    found, _ = Flash().attend(*described(torch._neg_view(q), k, v))
+    assert torch.equal(found, Flash().attend(*described(-q, k, v))[0])
+
+
+@needs_triton
+def test_a_binary_is_loaded_before_another_thread_sees_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    from attnzoo.backends.triton import launch
+    from attnzoo.backends.triton.table import Tile
+
+    class Binary:
+        is_loaded = False
+
+        @property
+        def run(self) -> None:
+            self.is_loaded = True
+
+    monkeypatch.setattr(launch.triton, "compile", lambda *parts, **options: Binary())
+    monkeypatch.setattr(launch.Kernel, "source", lambda *parts: None)
+    kernel = launch.Kernel(None)
+    plan = launch.Plan(kernel, Tile(64, 64, 4, 1), {}, (), 1, (), (9, 0), torch.device("cuda", 0))
+    assert kernel._binary(plan, (), (), ()).is_loaded, "the module would be loaded outside of the lock"
+
+
+@interpreted
 def test_equal_calls_give_equal_bits() -> None:
     one, other = [results(Flash(), qkv(), torch.float32, ("q", "k", "v"), {"deterministic": True}) for _ in range(2)]
     assert all([torch.equal(one[name], other[name]) for name in one]), "two equal calls differ"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import pytest
@@ -63,6 +64,14 @@ def test_a_gradient_narrows_what_is_taken() -> None:
     q = torch.empty(1, 2, 10, 256, dtype=torch.bfloat16, requires_grad=True)
     reasons = support.reasons_against(AttentionSpec.of(q, q, q, deterministic=True))
     assert len(reasons) == 2, f"head_dim and deterministic stand against it, got {reasons}"
+
+
+def test_a_gradient_narrows_the_lengths() -> None:
+    """The launches of the backward count tiles along a side of the grid that ends at 65535."""
+    spec = dataclasses.replace(spec_of(), q_len=5_000_000)
+    assert support.reasons_against(spec) == []
+    (reason,) = support.reasons_against(dataclasses.replace(spec, grads=("q",)))
+    assert "a length is 5000000, the Hopper kernels take at most 4194176 with a gradient" in reason
 
 
 @pytest.mark.parametrize(("stride", "is_taken"), [(64, True), (72, True), (68, False), (0, False)])

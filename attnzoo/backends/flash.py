@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import shutil
 from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from attnzoo.backend import FEATURES, Capabilities
 from attnzoo.backends.hopper import support
@@ -61,6 +63,11 @@ class Flash(RecomputingBackend):
             reasons.append(f"a length is {longest}, it takes at most {LONGEST}")
         return [*reasons, *machine_reasons(spec.device)]
 
+    def attend(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        if not torch.compiler.is_compiling():
+            refuse_transforms(inputs)
+        return super().attend(spec, inputs)
+
     def notes(self, spec: AttentionSpec) -> list[str]:
         if spec.device.type != "cuda" or machine_reasons(spec.device):
             return []
@@ -91,6 +98,22 @@ class Flash(RecomputingBackend):
         from attnzoo.backends.triton import launchers
 
         return Gradients(**launchers.backward(spec, inputs, o, lse, grad_o, grad_lse))
+
+
+def refuse_transforms(inputs: AttentionInputs) -> None:
+    """A kernel reads memory: it would see neither the batches of vmap nor the tangents of forward-mode differentiation.
+
+    Raises:
+        NotImplementedError: a torch.func transform is active, or q, k, v, bias or sinks carry a tangent.
+    """
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise NotImplementedError("torch.func's transforms (vmap, grad, jvp, ..) can't see into kernels: name backend='naive' under them")
+    if forward_ad._current_level < 0:
+        return
+    for name in ("q", "k", "v", "bias", "sinks"):
+        tensor = getattr(inputs, name)
+        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(f"{name} carries a tangent, and kernels have no forward-mode derivative: name backend='naive'")
 
 
 @lru_cache(maxsize=1024)
@@ -131,6 +154,11 @@ def machine_reasons(device: torch.device) -> list[str]:
 _reasons: dict[torch.device, list[str]] = {}
 
 
+def _has_compiler() -> bool:
+    knobs = importlib.import_module("triton").knobs
+    return bool(os.environ.get("CC") or knobs.build.impl or shutil.which("gcc") or shutil.which("clang"))
+
+
 def _look_up_machine(device: torch.device) -> list[str]:
     try:
         if importlib.util.find_spec("triton") is None:
@@ -140,6 +168,8 @@ def _look_up_machine(device: torch.device) -> list[str]:
         importlib.import_module("triton")
     except Exception as error:
         return [f"triton can't be imported ({type(error).__name__}: {error}): {INSTALL}"]
+    if not _has_compiler():
+        return ["triton finds no C compiler for its launchers: install gcc or clang, or set CC"]
     if not torch.cuda.is_available():
         return ["torch finds no CUDA device"]
     if (device.index or 0) >= (count := torch.cuda.device_count()):

@@ -6,13 +6,15 @@ Their fakes give the true strides: o in the memory order of q, gradients as `emp
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from attnzoo.backends.recompute import RecomputingBackend, empty_output
+from attnzoo.backends.recompute import KEEPING, RecomputingBackend, empty_output
 from attnzoo.inputs import AttentionInputs
 from attnzoo.layout import BlockLayout
 from attnzoo.spec import AttentionSpec
@@ -94,9 +96,18 @@ def _with_strides_of(tensor: Tensor, like: Tensor) -> Tensor:
     return tensor if tensor.stride() == like.stride() else like.copy_(tensor)
 
 
+@contextmanager
+def _keeping_nothing() -> Iterator[None]:
+    before, KEEPING.is_allowed = KEEPING.is_allowed, False
+    try:
+        yield
+    finally:
+        KEEPING.is_allowed = before
+
+
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     backend, spec, inputs = _unpack(arguments)
-    with torch.autocast(inputs.q.device.type, enabled=False):
+    with torch.autocast(inputs.q.device.type, enabled=False), _keeping_nothing():
         o, lse = backend.forward(spec, inputs)
     return _with_strides_of(o, empty_output(spec, inputs.q)), lse.contiguous()
 
@@ -109,7 +120,7 @@ def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _backward(o: Tensor, lse: Tensor, grad_o: Tensor, grad_lse: Tensor | None, *arguments: Any) -> list[Tensor]:
     backend, spec, inputs = _unpack(arguments)
-    with torch.autocast(o.device.type, enabled=False):
+    with torch.autocast(o.device.type, enabled=False), _keeping_nothing():
         grads = backend.backward(spec, inputs, o, lse, grad_o, grad_lse)
     return [_with_strides_of(getattr(grads, name), torch.empty_like(getattr(inputs, name))) for name in spec.grads]
 

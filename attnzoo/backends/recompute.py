@@ -7,6 +7,7 @@ A second derivative goes through `naive`, which may use O(Sq * Skv) memory.
 from __future__ import annotations
 
 import itertools
+import threading
 from abc import abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,7 +20,20 @@ from attnzoo.backends.naive import Naive
 from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
 
-__all__ = ["Gradients", "RecomputingBackend", "empty_output"]
+__all__ = ["KEEPING", "Gradients", "RecomputingBackend", "empty_output"]
+
+
+class Keeping(threading.local):
+    """Whether a backend may keep device memory beyond its call.
+
+    Not within an operator: under `torch.compile(mode="reduce-overhead")` it allocates from the pool of a CUDA graph, which
+    accounts for everything that lives in it.
+    """
+
+    is_allowed = True
+
+
+KEEPING = Keeping()
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -87,15 +101,28 @@ class _RecomputedAttention(torch.autograd.Function):
         *tensors, o, lse = ctx.saved_tensors
         if ctx.layout is not None:
             ctx.layout.check_unmodified()
-        inputs = AttentionInputs(*tensors, layout=ctx.layout)  # type: ignore[misc]
+        spec, inputs = _as_saved(ctx.spec, AttentionInputs(*tensors, layout=ctx.layout))  # type: ignore[misc]
         if grad_o is None:
             grad_o = torch.zeros_like(o)
         with torch.autocast(o.device.type, enabled=False):
             if torch.is_grad_enabled():  # create_graph=True
-                grads = _differentiable_gradients(ctx.spec, inputs, grad_o, grad_lse)
+                grads = _differentiable_gradients(spec, inputs, grad_o, grad_lse)
             else:
-                grads = ctx.backend.backward(ctx.spec, inputs, o, lse, grad_o, grad_lse)
+                grads = ctx.backend.backward(spec, inputs, _rows_contiguous(o), lse.contiguous(), grad_o, grad_lse)
         return (None, None, None, grads.q, grads.k, grads.v, grads.bias, grads.sinks)
+
+
+def _as_saved(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[AttentionSpec, AttentionInputs]:
+    """Spec and inputs for tensors that hooks on saved tensors, such as `save_on_cpu`, have given other strides."""
+    rows = [_rows_contiguous(tensor) for tensor in (inputs.q, inputs.k, inputs.v)]
+    strides = tuple([tensor.stride() for tensor in rows])
+    if strides == spec.strides:
+        return spec, inputs
+    return replace(spec, strides=strides), replace(inputs, q=rows[0], k=rows[1], v=rows[2])
+
+
+def _rows_contiguous(tensor: Tensor) -> Tensor:
+    return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
 def _differentiable_gradients(spec: AttentionSpec, inputs: AttentionInputs, grad_o: Tensor, grad_lse: Tensor | None) -> Gradients:

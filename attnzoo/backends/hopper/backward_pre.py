@@ -40,6 +40,7 @@ def prepare_backward(
         offsets = batch * stride_lb + head * stride_lh + wide_rows * stride_lm
         delta -= tl.load(dlse_ptr + offsets, rows < q_len, 0.0).to(tl.float32)
     lse = tl.load(lse_ptr + batch_head * q_len + rows, rows < q_len, -float("inf"))
+    delta = tl.where(lse == -float("inf"), 0.0, delta)  # no gradient to or from a row without keys, whatever dlse holds there
     padded = batch_head * padded_len + rows
     tl.store(delta_ptr + padded, delta, rows < padded_len)
     tl.store(lse2_ptr + padded, tl.where(lse == -float("inf"), float("inf"), lse * LOG2E), rows < padded_len)

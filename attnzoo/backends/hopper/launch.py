@@ -5,6 +5,7 @@ What depends on the spec alone is planned once and kept; a call builds descripto
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -19,7 +20,7 @@ from attnzoo.backends.hopper.backward_pre import prepare_backward
 from attnzoo.backends.hopper.descriptors import aligned, row_descriptor, tile_descriptor
 from attnzoo.backends.hopper.forward import attention_forward
 from attnzoo.backends.hopper.tiles import BackwardTile, ForwardTile, backward_tile, forward_tile_of, head_dim_pieces, padded_head_dim
-from attnzoo.backends.recompute import empty_output
+from attnzoo.backends.recompute import KEEPING, empty_output
 from attnzoo.backends.triton.launch import launch
 from attnzoo.backends.triton.launchers import on_device
 from attnzoo.spec import AttentionSpec
@@ -57,12 +58,19 @@ class Launch:
     def __call__(self) -> None:
         compiled = _compiled.get(self.variant)
         if compiled is None:
-            _compiled[self.variant] = self.kernel[self.grid](*self.arguments, **self.options)
+            with _compiling:  # Triton's own caches may be seen half done by another thread
+                _compiled[self.variant] = self.kernel[self.grid](*self.arguments, **self.options)
         else:
             launch(compiled, self.grid, self.device, self.arguments)
 
 
 _compiled: dict[Hashable, Any] = {}
+_compiling = threading.Lock()
+
+
+def _are_wide(strides: tuple[int, ...]) -> tuple[bool, ...]:
+    """What of them the JIT takes as 64-bit integers, each on its own."""
+    return tuple([stride >= 2**31 for stride in strides])
 
 
 # What the spec decides
@@ -169,7 +177,7 @@ def zeroed_counter(device: torch.device) -> Tensor:
 
     Under graph capture one of its own: the graph may be replayed on any stream, beside anything.
     """
-    if device.type != "cuda" or torch.cuda.is_current_stream_capturing():
+    if device.type != "cuda" or not KEEPING.is_allowed or torch.cuda.is_current_stream_capturing():
         return torch.zeros(1, dtype=torch.int32, device=device)
     key = device, torch._C._cuda_getCurrentRawStream(device.index)
     counter = _counters.get(key)
@@ -214,7 +222,7 @@ def pre_launch(
         prepare_backward,
         (spec.batch * spec.q_heads, padded_len // ROWS, 1),
         (*tensors, spec.q_heads, spec.q_len, padded_len, *strides, *constants),
-        ("pre", spec.dtype, spec.device, max(strides) >= 2**31, constants),
+        ("pre", spec.dtype, spec.device, _are_wide(strides), constants),
         ALONE,
         spec.device,
     )
@@ -242,7 +250,7 @@ def post_launch(spec: AttentionSpec, plan: Plan, scratch: Scratch, dq: Tensor) -
         convert_dq,
         (spec.batch * spec.q_heads, -(-spec.q_len // ROWS), 1),
         (scratch.dq_sum, scratch.state, dq, spec.scale, spec.q_heads, spec.q_len, *strides, *constants),
-        ("post", spec.dtype, spec.device, max(strides) >= 2**31, constants),
+        ("post", spec.dtype, spec.device, _are_wide(strides), constants),
         OVERLAPPING,
         spec.device,
     )

@@ -16,6 +16,7 @@ TRITONS = ("3.6",)  # Gluon moves between versions: those that the kernels have 
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (32, 256)  # below, half of a tile of 64 columns would be padding
 BACKWARD_HEAD_DIM = 128  # beyond it dK and dV do not fit into the registers of two warpgroups
+LONGEST_WITH_GRADIENT = 65535 // 2 * 128  # 65535 programs of 64 rows, on whole tiles of 128
 LONGEST = 2**29  # positions and their sums are int32 in the kernels
 
 
@@ -96,8 +97,9 @@ def _of_the_sizes(spec: AttentionSpec) -> list[str]:
         with_gradient = " with a gradient" if spec.grads else ""
         reasons.append(f"head_dim is {spec.head_dim}, the Hopper kernels take multiples of 8 from {smallest} to {largest}{with_gradient}")
     longest = max(spec.q_len, spec.kv_len)
-    if longest > LONGEST:
-        reasons.append(f"a length is {longest}, the Hopper kernels take at most {LONGEST}")
+    most = LONGEST_WITH_GRADIENT if spec.grads else LONGEST
+    if longest > most:
+        reasons.append(f"a length is {longest}, the Hopper kernels take at most {most}{' with a gradient' if spec.grads else ''}")
     return reasons
 
 

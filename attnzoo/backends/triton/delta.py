@@ -48,9 +48,9 @@ def delta_kernel(
     """
     q_heads, q_len = sizes
     tiles = tl.cdiv(q_len, ROW_PADDING) * (ROW_PADDING // BLOCK_M)
-    program = tl.program_id(0)
-    row = program % tiles * BLOCK_M
-    flat = (program // tiles).to(tl.int64)
+    program = tl.program_id(0).to(tl.int64)
+    row = (program % tiles * BLOCK_M).to(tl.int32)
+    flat = program // tiles
     batch, head = flat // q_heads, flat % q_heads
     rows = row + tl.arange(0, BLOCK_M)
     in_range = rows < q_len

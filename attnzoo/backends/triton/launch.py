@@ -73,7 +73,9 @@ class Kernel:
             if key not in self._binaries:
                 target = GPUTarget("cuda", 10 * plan.capability[0] + plan.capability[1], 32)
                 source = self.source(arguments, plan.constants, aligned)
-                self._binaries[key] = triton.compile(source, target=target, options=plan.tile.options)
+                binary = triton.compile(source, target=target, options=plan.tile.options)
+                _ = binary.run  # loads the module, which another thread must not see half done
+                self._binaries[key] = binary
         return self._binaries[key]
 
     def source(self, arguments: tuple[Any, ...], constants: dict[str, Any], aligned: tuple[str, ...]) -> ASTSource:
@@ -117,9 +119,8 @@ def launch(binary: Any, grid: tuple[int, int, int], device: torch.device, argume
     if _is_hooked(hooks.launch_enter_hook) or _is_hooked(hooks.launch_exit_hook):
         binary[grid](*arguments)
         return
-    run = binary.run  # loads the module the first time
     stream = torch._C._cuda_getCurrentRawStream(device.index)
-    run(*grid, stream, binary.function, binary.packed_metadata, None, None, None, *arguments)
+    binary.run(*grid, stream, binary.function, binary.packed_metadata, None, None, None, *arguments)
 
 
 def _is_hooked(hook: Any) -> bool:

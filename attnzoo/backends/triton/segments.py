@@ -20,8 +20,8 @@ def segment_bounds_kernel(ids, bounds_ptr, length):
     """
     ids_ptr, batch_stride, row_stride = ids
     tiles = tl.cdiv(length, SEGMENT_TILE)
-    program = tl.program_id(0)
-    batch = (program // tiles).to(tl.int64)
+    program = tl.program_id(0).to(tl.int64)
+    batch = program // tiles
     rows = program % tiles * SEGMENT_TILE + tl.arange(0, SEGMENT_TILE)
     addresses = ids_ptr + batch * batch_stride + rows.to(tl.int64) * row_stride
     found = tl.load(addresses, mask=rows < length, other=0).to(tl.int64)

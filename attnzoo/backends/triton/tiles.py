@@ -158,6 +158,9 @@ def keep_tile(i, j, batch, head, mask, segments, lengths, band):
         q_ids, q_batch, q_row, kv_ids, kv_batch, kv_row, _, _ = segments
         q_id = tl.load(q_ids + batch * q_batch + i.to(tl.int64) * q_row, mask=i < q_len, other=0)
         kv_id = tl.load(kv_ids + batch * kv_batch + j.to(tl.int64) * kv_row, mask=j < kv_len, other=0)
+        if q_id.dtype != kv_id.dtype:  # int8 and uint8 would be compared bit by bit
+            q_id = q_id.to(tl.int64)
+            kv_id = kv_id.to(tl.int64)
         kept = kept & (q_id == kv_id)
     return kept
 

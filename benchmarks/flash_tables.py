@@ -1,0 +1,75 @@
+"""The measured part of docs/flash.md, made of the committed results.
+
+python benchmarks/flash_tables.py            write it into docs/flash.md, between its two markers
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from statistics import geometric_mean
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "h200" / "flash.json"
+PAGE = ROOT / "docs" / "flash.md"
+BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
+BACKENDS = ("flash", "flex", "fa2", "cudnn")
+
+
+def compared(results: dict[str, Any]) -> list[str]:
+    lines = [f"| D | causal | S | {' | '.join(BACKENDS)} |", f"| {'--- | ' * (3 + len(BACKENDS))}".rstrip()]
+    for row in results["compare"]:
+        cells = [f"{row[name][0]:.0f} / {row[name][1]:.0f}" for name in BACKENDS]
+        lines.append(f"| {row['dim']} | {'yes' if row['causal'] else 'no'} | {row['length']} | {' | '.join(cells)} |")
+    return lines
+
+
+def ratios(results: dict[str, Any]) -> list[str]:
+    lines = ["| against | calls | forward | backward |", "| --- | --- | --- | --- |"]
+    for peer in ("flex", "fa2"):
+        for which, wanted in (("all", (False, True)), ("full", (False,)), ("causal", (True,))):
+            rows = [row for row in results["compare"] if row["causal"] in wanted]
+            cells = []
+            for place in (0, 1):
+                found = [row["flash"][place] / row[peer][place] for row in rows]
+                cells.append(f"{geometric_mean(found):.2f}, worst {min(found):.2f}")
+            lines.append(f"| {peer} | {which} | {' | '.join(cells)} |")
+    return lines
+
+
+def decoding(results: dict[str, Any]) -> list[str]:
+    lines = ["| B | queries | us in a graph | us eager | TB/s | of a copy's |", "| --- | --- | --- | --- | --- | --- |"]
+    *rows, few_heads = results["decode"]
+    for row in rows:
+        cells = f"{row['us']:.0f} | {row['eager us']:.0f} | {row['TB/s']:.2f} | {row['of copy']:.2f}"
+        lines.append(f"| {row['batch']} | {row['queries']} | {cells} |")
+    return [*lines, "", f"256 queries over 131072 keys, 8/1 heads: {few_heads['few heads']:.0f} TFLOP/s."]
+
+
+def measured(results: dict[str, Any]) -> str:
+    """Everything between the markers."""
+    card, torch, triton = results["machine"]
+    commits = "; ".join(f"{words} at {commit}" for words, commit in results["commits"].items())
+    parts = [
+        f"One {card}, torch {torch}, triton {triton}, `benchmarks/flash_gpu.py` (`benchmarks/results/h200/flash.json`: {commits}).",
+        "The portable kernels against torch's in one process, bf16, 16384 tokens, heads x D = 2048, medians of five interleaved\n"
+        "rounds, TFLOP/s forward / backward. fa2 and cudnn are SDPA's, flex is `torch.compile(flex_attention)`.",
+        "\n".join(compared(results)),
+        "Ratios of speed, geometric mean and the worst cell:",
+        "\n".join(ratios(results)),
+        "Few queries, 64/8 heads, D = 128, 32768 keys, bf16:",
+        "\n".join(decoding(results)),
+        f"{results['repeats']['times']} deterministic backward passes with all but 2 GiB of the card's memory taken gave equal bits.",
+    ]
+    return "\n\n".join(parts)
+
+
+def main() -> None:
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    _, _, after = rest.partition(END)
+    PAGE.write_text(f"{before}{BEGIN}\n\n{measured(json.loads(RESULTS.read_text()))}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()

@@ -7,6 +7,7 @@
     python benchmarks/flash_gpu.py host           the host's share of a call, Hopper kernels included
     python benchmarks/flash_gpu.py route          against the Hopper kernels on small calls: where flash changes over
     python benchmarks/flash_gpu.py probes         what only a GPU can show, alone
+    python benchmarks/flash_gpu.py compile        the portable kernels of every kind of call, on all cores, into Triton's cache
     python benchmarks/flash_gpu.py variants       every kind of call once, Hopper kernels included, for compute-sanitizer
     python benchmarks/flash_gpu.py repeats        5,000 deterministic backward passes with the memory nearly full
 
@@ -186,9 +187,13 @@ def in_parallel(compile_one: Callable[..., str], jobs: list[tuple[Any, ...]]) ->
     print(f"compiled {len(jobs)} jobs in {time.time() - began:.0f} s", *failures, sep="\n  ", flush=True)
 
 
+def compile_features(dtypes: tuple[torch.dtype, ...] = tuple(TOLERANCE)) -> None:
+    in_parallel(compile_feature, [(name, dtype) for name, dtype in itertools.product(feature_cases(), dtypes)])
+
+
 def check(dtypes: tuple[torch.dtype, ...] = tuple(TOLERANCE), names: tuple[str, ...] = PROBES) -> None:
     torch.backends.cuda.matmul.fp32_precision = "ieee"
-    in_parallel(compile_feature, [(name, dtype) for name, dtype in itertools.product(feature_cases(), dtypes)])
+    compile_features(dtypes)
     bad = []
     for dtype, (name, options) in itertools.product(dtypes, feature_cases().items()):
         try:
@@ -646,7 +651,7 @@ def main(words: list[str]) -> None:
     print(torch.cuda.get_device_name(), "torch", torch.__version__, "triton", triton.__version__, flush=True)
     RESULTS["machine"] = [torch.cuda.get_device_name(), torch.__version__, triton.__version__]
     actions = {"check": check, "recheck": recheck, "tune": tune, "compare": compare, "decode": decode, "host": host, "route": route}
-    actions |= {"repeats": repeats, "probes": probes, "variants": variants}
+    actions |= {"repeats": repeats, "probes": probes, "variants": variants, "compile": compile_features}
     for word in words:
         began = time.time()
         actions[word]()

@@ -110,7 +110,7 @@ def test_a_layout_is_converted_once():
         (spec(dropout_p=0.1), "dropout"),
         (on_cuda(bias=(1, 1, 16, 16), bias_dtype=torch.bfloat16, grads=("q", "bias")), "bias_grad"),
         (on_cuda(bias=(1, 1, 16, 16), bias_dtype=torch.bfloat16, return_lse=True), "base 2"),
-        (on_cuda(head_dim=8), "head_dim is 8, it takes 16 to 128"),
+        (on_cuda(head_dim=8), "head_dim is 8, it takes 64 to 128"),
         (on_cuda(), "torch sees no CUDA device here"),
     ],
 )

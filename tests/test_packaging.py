@@ -19,7 +19,7 @@ from attnzoo.registry import BUILT_IN
 
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-SDPA = ROOT / "plugins" / "attnzoo-sdpa"
+PLUGINS = sorted(file.parent for file in (ROOT / "plugins").glob("*/pyproject.toml"))
 
 
 def run(*command: str, cwd: Path = ROOT, **environment: str) -> str:
@@ -80,22 +80,31 @@ def test_extras_are_those_promised(metadata: Message) -> None:
 
 def test_wheels_installed_elsewhere_work_plugin_included(wheel: Path, tmp_path: Path) -> None:
     """Installed into a folder that comes first on sys.path, beside the editable copy that runs the tests."""
-    target, wheels = tmp_path / "site", tmp_path / "wheels"
-    wheels.mkdir()
-    plugin = build_wheel(SDPA, wheels)
-    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target), str(wheel), str(plugin))
+    target = tmp_path / "site"
+    wheels = [wheel]
+    for plugin in PLUGINS:
+        folder = tmp_path / plugin.name
+        folder.mkdir()
+        wheels.append(build_wheel(plugin, folder))
+    run(sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", str(target), *map(str, wheels))
     code = f"""
 import attnzoo, torch
 assert attnzoo.__file__.startswith({str(target)!r}), attnzoo.__file__
 q = torch.randn(1, 2, 8, 4)
-difference = attnzoo.attention(q, q, q, causal=True, backend="sdpa") - attnzoo.attention(q, q, q, causal=True, backend="naive")
-assert difference.abs().max() < 1e-5
-import attnzoo_sdpa
-assert attnzoo_sdpa.__file__.startswith({str(target)!r}), attnzoo_sdpa.__file__
+for name in ("sdpa", "flex_eager"):
+    difference = attnzoo.attention(q, q, q, causal=True, backend=name) - attnzoo.attention(q, q, q, causal=True, backend="naive")
+    assert difference.abs().max() < 1e-5, name
+for name in ("fa3", "fa4"):
+    assert any("is not installed: pip install" in reason for reason in attnzoo.explain(q, q, q).rejected[name]), name
+import attnzoo_sdpa, attnzoo_flex, attnzoo_flash_attn
+for module in (attnzoo_sdpa, attnzoo_flex, attnzoo_flash_attn):
+    assert module.__file__.startswith({str(target)!r}), module.__file__
 """
-    environment = {"PYTHONPATH": str(target), "ATTNZOO_PLUGINS": "attnzoo-sdpa", "ATTNZOO_STRICT": "1"}
+    names = [plugin.name for plugin in PLUGINS]
+    environment = {"PYTHONPATH": str(target), "ATTNZOO_PLUGINS": ",".join(names), "ATTNZOO_STRICT": "1"}
     run(sys.executable, "-c", code, cwd=tmp_path, **environment)
-    assert "attnzoo-sdpa" in run(sys.executable, str(target / "bin" / "attnzoo"), "list", cwd=tmp_path, **environment)
+    listed = run(sys.executable, str(target / "bin" / "attnzoo"), "list", cwd=tmp_path, **environment)
+    assert all(name in listed for name in names), listed
 
 
 def test_constraints_pin_every_requirement() -> None:
@@ -145,6 +154,6 @@ def test_readme_lists_the_backends_that_are_there() -> None:
     assert section, "README.md has no section Backends"
     rows = [line for line in section[1].splitlines() if line.startswith("| `")]
     listed = {name for row in rows for name in re.findall(r"`(\w+)`", row.split("|")[1])}
-    plugins = [tomllib.loads(file.read_text())["project"]["entry-points"] for file in (ROOT / "plugins").glob("*/pyproject.toml")]
+    plugins = [tomllib.loads(file.read_text())["project"]["entry-points"] for file in (folder / "pyproject.toml" for folder in PLUGINS)]
     shipped = {*BUILT_IN.names, *[name for points in plugins for name in points["attnzoo.backends"]]}
     assert listed == shipped, f"README.md lists {sorted(listed - shipped)} too much and lacks {sorted(shipped - listed)}"

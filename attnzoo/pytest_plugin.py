@@ -102,6 +102,12 @@ def visible_gpus() -> list[str]:
     return [str(place) for place in range(len(nodes))]
 
 
+def is_sticky(text: str) -> bool:
+    """Whether an error's text tells of a CUDA error that no later call of the process survives."""
+    text = text.lower()
+    return "cuda" in text and any(error in text for error in STICKY_CUDA_ERRORS)
+
+
 class WorkerGuard:
     """A sticky CUDA error spoils every later test of the process: report the test that hit it, then die, so that
     xdist starts another worker in its place."""
@@ -110,8 +116,7 @@ class WorkerGuard:
         self.is_spoilt = False
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        text = str(report.longrepr).lower() if report.failed else ""
-        self.is_spoilt = self.is_spoilt or ("cuda" in text and any(error in text for error in STICKY_CUDA_ERRORS))
+        self.is_spoilt = self.is_spoilt or (report.failed and is_sticky(str(report.longrepr)))
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_logfinish(self) -> None:

@@ -11,9 +11,10 @@ import pytest
 import torch
 
 import attnzoo
-from attnzoo.testing import Subject, run_case
+from attnzoo.testing import Subject, journal, run_case
 from attnzoo.testing.cases import CASES
 from attnzoo.testing.certificate import Certificate, Run, overall
+from attnzoo.testing.recorder import line_of
 
 RUN = Run("cpu", "x86_64", "quick", "0:10")
 
@@ -106,6 +107,16 @@ def test_a_failure_without_a_command_is_given_one() -> None:
 def test_a_chunk_that_killed_its_worker_is_repeated_alone() -> None:
     made = certificate(line("chunk-12", "failed", test="test_random_problems", error="worker 'gw0' crashed", repeat=""))
     assert "--attn-seeds 12:13 -k test_random_problems" in made.failures[0]["repeat"]
+
+
+def test_a_worker_that_died_leaves_the_problem_that_killed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(journal.FOLDER, str(tmp_path))
+    (tmp_path / "gw3").write_text("python -m attnzoo.testing --backend mine ...")
+    for test, left in (("test_random_problems[mine-chunk-2]", "python -m attnzoo.testing --backend mine ..."), ("test_case[mine-x]", "")):
+        message = f"worker 'gw3' crashed while running 'test_backend.py::{test}'"
+        report = pytest.TestReport(f"test_backend.py::TestBackend::{test}", ("", 0, ""), {}, "failed", message, "???")
+        assert line_of(report)["repeat"] == left
+        assert line_of(report)["error"] == message
 
 
 @pytest.mark.parametrize(

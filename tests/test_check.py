@@ -84,7 +84,9 @@ def test_every_failure_is_there_with_its_command(ran) -> None:
     assert "crashed" in failures["T14-softcap-50-fp64"]["error"], "the worker died of it"
     assert failures["T14-softcap-50-fp64"]["repeat"].startswith("python -m attnzoo.testing --backend crooked")
     assert "Problem(" in failures["T14-scale-one-fp64"]["repeat"]
-    assert any(case.startswith("test_random_problems") for case in failures)
+    (random,) = [failure for case, failure in failures.items() if case.startswith("test_random_problems")]
+    assert random["repeat"].startswith("python -m attnzoo.testing --backend crooked"), "also of a problem that killed its worker"
+    assert "Problem(" in random["repeat"]
     assert list(made["known_failures"]) == ["T14-softcap-5-fp64"]
 
 

@@ -14,7 +14,7 @@ import torch
 
 from attnzoo.backend import Capabilities
 from attnzoo.backends.naive import Naive
-from attnzoo.testing import random_problems
+from attnzoo.testing import journal, random_problems
 from attnzoo.testing.case import Outcome
 from attnzoo.testing.failure import ConformanceError
 from attnzoo.testing.problem import Problem
@@ -119,6 +119,39 @@ def test_a_chunk_of_refused_problems_is_refused() -> None:
         random_problems.run_variant(Subject(Refusing()), "cpu", 0),
     ):
         assert outcome == Outcome("refused", ("not today",))
+
+
+def test_a_sticky_error_is_not_shrunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every problem after it fails as well, so a simpler one would be blamed that is innocent."""
+    judged: list[Problem] = []
+
+    def fail_from_the_third(subject, case, device):
+        judged.append(case.problem)
+        if len(judged) >= 3:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return Outcome("passed")
+
+    monkeypatch.setattr(random_problems, "run_case", fail_from_the_third)
+    with pytest.raises(ConformanceError, match="illegal memory access") as raised:
+        random_problems.run_chunk(Subject(Naive()), "cpu", profile="quick", chunk=0)
+    assert len(judged) == 3
+    assert repr(judged[2]) in str(raised.value)
+
+
+def test_the_problem_in_hand_is_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[str, str]] = []
+
+    def record(subject, case, device):
+        seen.append((repr(case.problem), journal.last_of("gw7")))
+        return Outcome("passed")
+
+    monkeypatch.setattr(random_problems, "run_case", record)
+    monkeypatch.setenv(journal.FOLDER, str(tmp_path))
+    monkeypatch.setenv("PYTEST_XDIST_WORKER", "gw7")
+    random_problems.run_chunk(Subject(Naive()), "cpu", profile="quick", chunk=0)
+    assert len(seen) > 10
+    assert all(problem in line for problem, line in seen)
+    assert journal.last_of("gw8") == ""
 
 
 DRAW = """

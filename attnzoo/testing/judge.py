@@ -15,6 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from attnzoo.testing.certificate import Certificate, Run
+from attnzoo.testing.journal import FOLDER
 
 __all__ = ["SuiteError", "device_name", "judge", "missing_packages"]
 
@@ -107,6 +108,7 @@ def environment(workers: str, folder: str, sanitizer: str | None = None) -> dict
     """This process's, less the options that the user gives every pytest; a thread a worker, else they fight for cores."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder  # it keeps files in the folder we stand in, else
+    environ[FOLDER] = folder
     if sanitizer:
         environ["PYTORCH_NO_CUDA_MEMORY_CACHING"] = "1"  # an allocation a tensor, so that its end is seen
     return environ if workers == "0" else {"OMP_NUM_THREADS": "1", **environ}

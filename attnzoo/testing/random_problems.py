@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 
+from attnzoo.pytest_plugin import is_sticky
 from attnzoo.testing.case import Case, Outcome, run_case
 from attnzoo.testing.failure import ConformanceError
+from attnzoo.testing.journal import note
 from attnzoo.testing.problem import DTYPES, Problem
 from attnzoo.testing.strategies import ALL_FEATURES, problems, problems_of_variant
 from attnzoo.testing.variants import VARIANTS
@@ -21,6 +23,11 @@ if TYPE_CHECKING:
     from attnzoo.testing.subject import Subject
 
 __all__ = ["run_chunk", "run_variant"]
+
+
+class SpoiltProcess(BaseException):
+    """After a sticky CUDA error every problem fails: Hypothesis must not go on to a simpler one, so it is no Exception."""
+
 
 EXAMPLES = {"quick": 20, "deep": 100}  # problems a chunk
 
@@ -76,15 +83,22 @@ def _judge_all(subject: Subject, device: str, strategy: st.SearchStrategy[Proble
     )
     @given(strategy)
     def check(problem: Problem) -> None:
+        line = problem.reproduction(subject.name, device=device)
+        note(line)
         try:
             outcome = run_case(subject, Case("T00", "random", problem), device)
         except Exception as error:
-            line = problem.reproduction(subject.name, device=device)
-            raise ConformanceError(f"{type(error).__name__}: {error}\nrepeat: {line}") from error
+            text = f"{type(error).__name__}: {error}\nrepeat: {line}"
+            if is_sticky(str(error)):
+                raise SpoiltProcess(text) from error
+            raise ConformanceError(text) from error
         kinds[outcome.kind] += 1
         reasons.update(outcome.reasons)
 
-    check()
+    try:
+        check()
+    except SpoiltProcess as error:
+        raise ConformanceError(str(error)) from error
     if kinds["passed"] or kinds[FORWARD_ONLY]:
         return Outcome("passed")
     return Outcome("refused", tuple(reason for reason, _ in reasons.most_common(3)))

@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
+from attnzoo.testing.journal import last_of
+
 __all__ = ["Recorder", "line_of"]
 
+DEATH = re.compile(r"worker '(\w+)' crashed")
 REPEAT = re.compile(r"^[E ]*repeat: (python -m attnzoo\.testing .*)$", re.M)
 
 
@@ -68,4 +71,6 @@ def _failure(report: pytest.TestReport) -> dict[str, str]:
     crash = getattr(report.longrepr, "reprcrash", None)  # a worker that died leaves plain text
     message = str(crash.message if crash else report.longrepr).strip() or "failed without a message"
     commands = REPEAT.findall(report.longreprtext)
-    return {"error": message.splitlines()[0], "repeat": commands[-1] if commands else ""}
+    died = DEATH.match(message)
+    left = last_of(died[1]) if died and "::test_random_problems" in report.nodeid else ""
+    return {"error": message.splitlines()[0], "repeat": commands[-1] if commands else left}

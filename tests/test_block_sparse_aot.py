@@ -38,6 +38,7 @@ SPILLS: dict[str, dict[str, int]] = {
 }
 
 
+@pytest.mark.kernels
 @needs_triton
 @pytest.mark.parametrize("names", PROCESSES, ids=[names[0] for names in PROCESSES])
 def test_kernels_compile_tight(names: tuple[str, ...]) -> None:

@@ -14,7 +14,7 @@ from attnzoo.testing.covering import covering_cases
 from attnzoo.testing.subject import Subject
 
 pytestmark = [
-    pytest.mark.interpreter,
+    pytest.mark.kernels,
     pytest.mark.skipif(
         importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1",
         reason="needs triton, in its interpreter (TRITON_INTERPRET=1)",

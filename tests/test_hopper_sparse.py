@@ -60,6 +60,7 @@ def problems_of(name: str, facts: dict[str, Any]) -> list[str]:
     return found
 
 
+@pytest.mark.kernels
 @needs_triton
 @pytest.mark.parametrize("names", PROCESSES, ids=[names[0] for names in PROCESSES])
 def test_kernels_compile_tight(names: tuple[str, ...]) -> None:

@@ -14,6 +14,7 @@ if os.environ.get("TRITON_INTERPRET") != "1":
 
 # of numpy, which the interpreter computes with: of lanes that are masked out afterwards, and of what triton takes from an array
 pytestmark = [
+    pytest.mark.kernels,
     pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning"),
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
 ]

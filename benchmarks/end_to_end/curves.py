@@ -16,7 +16,10 @@ from model import Size, Transformer
 from torch import Tensor
 
 HELD_OUT = 0.1
-FULL = {"layers": 6, "width": 384, "heads": 6, "length": 512, "batch": 32, "steps": 800}
+FULL = {
+    "cuda": {"layers": 6, "width": 384, "heads": 6, "length": 512, "batch": 32, "steps": 800},
+    "cpu": {"layers": 4, "width": 128, "heads": 4, "length": 128, "batch": 16, "steps": 1200},
+}
 SMALL = {"layers": 2, "width": 64, "heads": 2, "length": 64, "batch": 8, "steps": 30}
 ATTENTIONS = {"cuda": ("eager", "stock", "flash"), "cpu": ("eager", "stock", "tiled")}
 

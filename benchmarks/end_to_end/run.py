@@ -34,7 +34,7 @@ def main() -> None:
     started = time.monotonic()
     results: dict[str, Any] = {"machine": describe(asked.device), "steps": [], "curves": []}
     runs = {
-        "curves": lambda: curves.train(curves.SMALL if asked.small else curves.FULL, asked.device),
+        "curves": lambda: curves.train(curves.SMALL if asked.small else curves.FULL[asked.device], asked.device),
         "steps": lambda: steps.measure(steps.SMALL if asked.small else steps.FULL, asked.device, tuple(asked.attention)),
     }
     for part in asked.parts.split(","):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from types import FunctionType
@@ -64,8 +66,17 @@ def compiled(spec: AttentionSpec, compiler: str) -> Callable[..., Any]:
 
     Each has code of its own: Dynamo counts recompilations by code object, and past its limit would run unfused, or fail.
     """
+    if compiler == "inductor":
+        import_quietly()
     code = call.__code__.replace(co_name=f"flex_{next(_numbers)}")
     return torch.compile(FunctionType(code, call.__globals__), backend=compiler, dynamic=False, fullgraph=True)
+
+
+def import_quietly() -> None:
+    """What Inductor imports on the CPU, whose import warns of torch's own use of torch.jit: nobody's business here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        importlib.import_module("torch.utils.mkldnn")
 
 
 def run(spec: AttentionSpec, inputs: AttentionInputs, compiler: str) -> tuple[Tensor, Tensor | None]:

@@ -61,7 +61,6 @@ def test_each_rule_means_the_same(options):
         torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.filterwarnings("ignore:.*torch.jit.script_method. is deprecated:DeprecationWarning")  # Inductor's own import
 def test_the_compiled_kernel_gives_the_same_and_is_compiled_once():
     q, k = randn(1, 4, 200, 32), randn(1, 2, 200, 32)
     layout = attnzoo.layouts.random(200, density=0.5, block=64)

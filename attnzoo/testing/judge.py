@@ -69,6 +69,8 @@ def judge(
             "no:cacheprovider",
             "-n",
             workers,
+            "--dist",
+            "worksteal",  # the last cases, random problems, are the longest
         ]
         command += ["-p", "attnzoo.testing.recorder", "--attn-record", str(record)]
         command += ["--pyargs", "attnzoo.conformance", *options(backend, run)]

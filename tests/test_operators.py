@@ -1,0 +1,55 @@
+"""The opaque operators keep torch's rules: schema, fakes with true strides, autograd, and both under AOT dispatch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from attnzoo.backends import operators
+from attnzoo.backends.flash import Flash
+from attnzoo.backends.recompute import RecomputingBackend
+from attnzoo.backends.tiled import Tiled
+
+interpreted = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None or os.environ.get("TRITON_INTERPRET") != "1", reason="needs triton, in its interpreter"
+)
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:(overflow|invalid value|divide by zero) encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
+]
+
+
+@pytest.fixture(params=["tiled", pytest.param("flash", marks=interpreted)])
+def backend(request: pytest.FixtureRequest) -> RecomputingBackend:
+    return Tiled() if request.param == "tiled" else Flash(is_interpreted=True)
+
+
+def arguments(backend: RecomputingBackend, *, requires_grad: bool) -> tuple[Any, ...]:
+    """What `attend_compiled` packs for a causal call with a bias; q's heads lie inside its sequence, k's and v's do not."""
+    generator = torch.Generator().manual_seed(1)
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator)
+
+    q, k, v = randn(1, 9, 2, 16).transpose(1, 2), randn(1, 1, 7, 16), randn(1, 1, 7, 16)
+    bias = randn(1, 2, 9, 7)
+    tensors = [tensor.detach().requires_grad_(requires_grad) for tensor in (q, k, v, bias)]
+    q, k, v, bias = tensors
+    options = (True, "top_left", None, None, 0.5, None, 0.0, False, "q,k,v,bias")
+    return (q, k, v, None, bias, None, None, None, None, [], "", backend.key, *options)
+
+
+def test_forward(backend: RecomputingBackend) -> None:
+    torch.library.opcheck(torch.ops.attnzoo.forward.default, arguments(backend, requires_grad=True))
+
+
+def test_backward(backend: RecomputingBackend) -> None:
+    given = arguments(backend, requires_grad=False)
+    o, lse = torch.ops.attnzoo.forward(*given)
+    assert operators.N_TENSORS == 9, "the arguments above are packed in another way now"
+    torch.library.opcheck(torch.ops.attnzoo.backward.default, (o, lse, torch.ones_like(o), torch.ones_like(lse), *given))

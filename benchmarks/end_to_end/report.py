@@ -28,15 +28,15 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def losses(curves: list[dict[str, Any]]) -> str:
     """Where each curve ends, and how far it is from the first one on the way."""
-    lines = ["| attention | last training loss | held-out loss | furthest from the first curve | seconds |", "| --- " * 5 + "|"]
+    lines = ["| attention | last training loss | held-out loss | furthest from the first curve |", "| --- " * 4 + "|"]
     first = next((curve for curve in curves if "losses" in curve), None)
     for curve in curves:
         if "losses" not in curve or first is None:
-            lines.append(f"| {curve['attention']} | {curve.get('error')} | | | |")
+            lines.append(f"| {curve['attention']} | {curve.get('error')} | | |")
             continue
         apart = max(abs(one - other) for one, other in zip(curve["losses"], first["losses"]))
         last = sum(curve["losses"][-20:]) / len(curve["losses"][-20:])
-        lines.append(f"| {curve['attention']} | {last:.3f} | {curve['held_out']:.3f} | {apart:.3f} | {curve['seconds']} |")
+        lines.append(f"| {curve['attention']} | {last:.3f} | {curve['held_out']:.3f} | {apart:.3f} |")
     return "\n".join(lines)
 
 

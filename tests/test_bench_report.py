@@ -99,6 +99,7 @@ def test_tables_say_what_each_cell_is():
 
 
 def test_pictures_hold_every_time():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra bench)")
     made = figures(FULL)
     assert set(made) == {"Speed against length", "Memory against length", "Time against density", "Roofline"}, set(made)
     (axes,) = made["Speed against length"].axes
@@ -125,6 +126,7 @@ class Fetches(HTMLParser):
 
 
 def test_the_page_holds_all_and_fetches_nothing():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra bench)")
     html = page(FULL, compare(FULL, dataclasses.replace(FULL)))
     seen = Fetches()
     seen.feed(html)

@@ -23,7 +23,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning"),
 ]
 SUBJECT = Subject(Flash(is_interpreted=True))
-CHOSEN = covering_cases(CASES, features=SUBJECT.capabilities.forward)
+UNFIT = ("threads", "equal_bits")  # for the interpreter, which patches Triton for one thread at a time; many calls, minutes long
+CHOSEN = covering_cases([case for case in CASES if case.check not in UNFIT], features=SUBJECT.capabilities.forward)
 CUT = pytest.mark.xfail(reason="Triton's interpreter cuts fp32 to bf16 instead of rounding it: 1.01 times the budget", strict=True)
 KNOWN = {"T18-window-bf16": CUT}
 

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compiled import compile_all, needs_triton, triton_problems
 
 SCRIPT = Path(__file__).with_name("block_sparse_aot.py")
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, which compiles the kernels")
 
 PROCESSES = (  # one process a line
     ("90-64-64-random", "90-64-128-causal", "90-64-64-bits"),
@@ -21,10 +16,6 @@ PROCESSES = (  # one process a line
     ("90-128-128-featured", "90-64-128-fp32"),
     ("80-64-64-causal", "80-128-128-random", "100-128-128-causal"),
 )
-SHARED_BYTES = {"80": 163 * 1024, "90": 227 * 1024, "100": 227 * 1024}
-PRODUCTS = {"80": "HMMA", "90": "HGMMA", "100": "UTCHMMA"}
-WITHOUT_PRODUCTS = ("delta", "segment_bounds")
-SERIALISED = ("featured",)  # with a mask, ptxas (12.8) waits for every wgmma (C7515)
 
 # Bytes of stack that may be used under Triton 3.6 and 3.7, kernel -> bytes; "*" for every kernel of the call. None elsewhere.
 SPILLS: dict[str, dict[str, int]] = {
@@ -43,10 +34,7 @@ SPILLS: dict[str, dict[str, int]] = {
 @needs_triton
 @pytest.mark.parametrize("names", PROCESSES, ids=[names[0] for names in PROCESSES])
 def test_kernels_compile_tight(names: tuple[str, ...]) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, SCRIPT, *names], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"compiling {', '.join(names)} failed:\n{done.stderr[-4000:]}"
-    compiled: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    compiled = compile_all(SCRIPT, names)
     found = [
         f"{name} {kernel}: {p}" for name in names for kernel, facts in compiled[name].items() for p in problems_of(name, kernel, facts)
     ]
@@ -60,20 +48,7 @@ def problems_of(name: str, kernel: str, facts: dict[str, Any]) -> list[str]:
     capability, _, _, variant = name.split("-")
     allowed = SPILLS.get(name, {})
     spill = allowed.get(kernel, allowed.get("*", 0))
-    counts, found = facts["counts"], []
-    if facts["spilled_bytes"] > spill:
-        found.append(f"{facts['spilled_bytes']} bytes spill, {spill} allowed")
-    if capability == "90" and facts["unset"]:  # where wgmma takes its descriptors from uniform registers
-        found.append(f"ptxas forgot to set what it reads: {'; '.join(facts['unset'])}")
-    if facts["shared_bytes"] > SHARED_BYTES[capability]:
-        found.append(f"{facts['shared_bytes']} bytes of shared memory, {SHARED_BYTES[capability]} at most")
-    if kernel in WITHOUT_PRODUCTS:
-        return found
-    if variant not in SERIALISED and counts["HGMMA"] and counts["WARPGROUP"] >= counts["HGMMA"]:
-        found.append(f"ptxas serialises wgmma: {counts['WARPGROUP']} waits and fences for {counts['HGMMA']} HGMMA")
-    if variant != "fp32" and not counts[PRODUCTS[capability]]:
-        found.append(f"no {PRODUCTS[capability]}: its products don't run on tensor cores")
-    return found
+    return triton_problems(kernel, facts, capability=capability, variant=variant, spill=spill)
 
 
 def test_problems_are_seen() -> None:

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compiled import compile_all, needs_triton, triton_problems
 
 SCRIPT = Path(__file__).with_name("flash_aot.py")
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, which compiles the kernels")
 
 # One process a line. Not every variant at every head dim: those left out differ from a neighbour by a number alone.
 PROCESSES = (
@@ -25,7 +20,6 @@ PROCESSES = (
     ("80-64-causal", "80-128-causal", "80-128-featured"),
     ("89-128-causal", "89-256-featured", "100-128-causal"),
 )
-SHARED_BYTES = {"80": 163 * 1024, "89": 99 * 1024, "90": 227 * 1024, "100": 227 * 1024}
 
 # Bytes of stack that may be used, kernel -> bytes; "*" for every kernel of the call. None elsewhere.
 SPILLS: dict[str, dict[str, int]] = {
@@ -46,17 +40,6 @@ SPILLS: dict[str, dict[str, int]] = {
     "89-256-featured": {"*": 320},
     "100-128-causal": {"forward": 192},
 }
-SERIALISED = ("featured",)  # with a mask, ptxas (12.8) waits for every wgmma (C7515)
-PRODUCTS = {"80": "HMMA", "89": "HMMA", "90": "HGMMA", "100": "UTCHMMA"}
-WITHOUT_PRODUCTS = ("delta", "combine", "segment_bounds")
-
-
-def compile_all(names: tuple[str, ...]) -> dict[str, Any]:
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, SCRIPT, *names], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"compiling {', '.join(names)} failed:\n{done.stderr[-4000:]}"
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
 
 
 def problems_of(name: str, kernel: str, facts: dict[str, Any]) -> list[str]:
@@ -64,28 +47,15 @@ def problems_of(name: str, kernel: str, facts: dict[str, Any]) -> list[str]:
     capability, _, variant = name.split("-", 2)
     allowed = SPILLS.get(name, {})
     spill = allowed.get(kernel, allowed.get("*", 0))
-    counts, found = facts["counts"], []
-    if facts["spilled_bytes"] > spill:
-        found.append(f"{facts['spilled_bytes']} bytes spill, {spill} allowed")
-    if capability == "90" and facts["unset"]:  # where wgmma takes its descriptors from uniform registers
-        found.append(f"ptxas forgot to set what it reads: {'; '.join(facts['unset'])}")
-    if facts["shared_bytes"] > SHARED_BYTES[capability]:
-        found.append(f"{facts['shared_bytes']} bytes of shared memory, {SHARED_BYTES[capability]} at most")
-    if kernel in WITHOUT_PRODUCTS:
-        return found
-    if variant not in SERIALISED and counts["HGMMA"] and counts["WARPGROUP"] >= counts["HGMMA"]:
-        found.append(f"ptxas serialises wgmma: {counts['WARPGROUP']} waits and fences for {counts['HGMMA']} HGMMA")
-    instruction = "HMMA" if kernel == "split" and variant == "decode" else PRODUCTS[capability]  # 16 rows: too few for wgmma
-    if variant != "fp32" and not counts[instruction]:
-        found.append(f"no {instruction}: its products don't run on tensor cores")
-    return found
+    instruction = "HMMA" if kernel == "split" and variant == "decode" else ""  # 16 rows: too few for wgmma
+    return triton_problems(kernel, facts, capability=capability, variant=variant, spill=spill, instruction=instruction)
 
 
 @pytest.mark.kernels
 @needs_triton
 @pytest.mark.parametrize("names", PROCESSES, ids=[names[0] for names in PROCESSES])
 def test_kernels_compile_tight(names: tuple[str, ...]) -> None:
-    compiled = compile_all(names)
+    compiled = compile_all(SCRIPT, names)
     found = [
         f"{name} {kernel}: {p}" for name in names for kernel, facts in compiled[name].items() for p in problems_of(name, kernel, facts)
     ]

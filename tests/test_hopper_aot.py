@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from compiled import compile_all, needs_triton
 from hopper_aot import VARIANTS
 
 from attnzoo.backends.hopper.support import TRITONS
@@ -20,7 +16,6 @@ SCRIPT = Path(__file__).with_name("hopper_aot.py")
 REGISTERS = 65536
 SHARED_BYTES = 227 * 1024
 
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, which compiles the kernels")
 
 # One process a line. Not every variant at every head dim: those left out differ from a neighbour by a number alone.
 PROCESSES = (
@@ -58,14 +53,6 @@ SPILLS = {
 SERIALISED = ("forward-64-shortcausal", "forward-64-window")
 # What other versions of Triton add; the kernels are served under 3.6 alone.
 LATER_SPILLS = {"forward-64-shortcausal": 192, "backward-128-window": 160}
-
-
-def compile_all(names: tuple[str, ...]) -> dict[str, Any]:
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, SCRIPT, *names], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"compiling {', '.join(names)} failed:\n{done.stderr[-4000:]}"
-    facts: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return facts
 
 
 def tile_of(head_dim: int, variant: str) -> ForwardTile:
@@ -130,7 +117,7 @@ def problems_of(name: str, facts: dict[str, Any]) -> list[str]:
 @needs_triton
 @pytest.mark.parametrize("names", PROCESSES, ids=[names[0].rpartition("-")[0] for names in PROCESSES])
 def test_kernels_compile_tight(names: tuple[str, ...]) -> None:
-    facts = compile_all(names)
+    facts = compile_all(SCRIPT, names)
     problems = [f"{name}: {problem}" for name in names for problem in problems_of(name, facts[name])]
     assert not problems, "\n".join(problems)
 

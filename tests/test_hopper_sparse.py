@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from compiled import compile_all, needs_triton
 
 from attnzoo import layouts
 from attnzoo.backends.hopper.support import TRITONS
@@ -22,7 +18,6 @@ from attnzoo.spec import AttentionSpec
 
 SCRIPT = Path(__file__).with_name("hopper_sparse_aot.py")
 SHARED_BYTES = 227 * 1024
-needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, which compiles the kernels")
 
 PROCESSES = (  # one process a line
     ("forward-128-random", "forward-128-causal", "forward-128-documents"),
@@ -64,10 +59,7 @@ def problems_of(name: str, facts: dict[str, Any]) -> list[str]:
 @needs_triton
 @pytest.mark.parametrize("names", PROCESSES, ids=[names[0] for names in PROCESSES])
 def test_kernels_compile_tight(names: tuple[str, ...]) -> None:
-    environment = {**os.environ, "TRITON_INTERPRET": "0"}
-    done = subprocess.run([sys.executable, SCRIPT, *names], env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"compiling {', '.join(names)} failed:\n{done.stderr[-4000:]}"
-    facts = json.loads(done.stdout.splitlines()[-1])
+    facts = compile_all(SCRIPT, names)
     found = [f"{name}: {problem}" for name in names for problem in problems_of(name, facts[name])]
     assert not found, "\n".join(found)
 

@@ -1,0 +1,48 @@
+"""What the tests of compiled kernels share: the process that compiles, and what is wrong with a compiled Triton kernel."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, which compiles the kernels")
+
+SHARED_BYTES = {"80": 163 * 1024, "89": 99 * 1024, "90": 227 * 1024, "100": 227 * 1024}
+SERIALISED = ("featured",)  # with a mask, ptxas (12.8) waits for every wgmma (C7515)
+PRODUCTS = {"80": "HMMA", "89": "HMMA", "90": "HGMMA", "100": "UTCHMMA"}
+WITHOUT_PRODUCTS = ("delta", "combine", "segment_bounds")
+
+
+def compile_all(script: Path, names: tuple[str, ...]) -> dict[str, Any]:
+    """What the script prints of these names; a process of its own, because the tests run triton in its interpreter."""
+    environment = {**os.environ, "TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, script, *names], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"compiling {', '.join(names)} failed:\n{done.stderr[-4000:]}"
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def triton_problems(kernel: str, facts: dict[str, Any], *, capability: str, variant: str, spill: int, instruction: str = "") -> list[str]:
+    """What is wrong with a compiled Triton kernel; `instruction` of its products, if not the usual one of the capability."""
+    counts, found = facts["counts"], []
+    if facts["spilled_bytes"] > spill:
+        found.append(f"{facts['spilled_bytes']} bytes spill, {spill} allowed")
+    if capability == "90" and facts["unset"]:  # where wgmma takes its descriptors from uniform registers
+        found.append(f"ptxas forgot to set what it reads: {'; '.join(facts['unset'])}")
+    if facts["shared_bytes"] > SHARED_BYTES[capability]:
+        found.append(f"{facts['shared_bytes']} bytes of shared memory, {SHARED_BYTES[capability]} at most")
+    if kernel in WITHOUT_PRODUCTS:
+        return found
+    if variant not in SERIALISED and counts["HGMMA"] and counts["WARPGROUP"] >= counts["HGMMA"]:
+        found.append(f"ptxas serialises wgmma: {counts['WARPGROUP']} waits and fences for {counts['HGMMA']} HGMMA")
+    wanted = instruction or PRODUCTS[capability]
+    if variant != "fp32" and not counts[wanted]:
+        found.append(f"no {wanted}: its products don't run on tensor cores")
+    return found

@@ -228,10 +228,10 @@ def pre_launch(
     )
 
 
-def main_launch(spec: AttentionSpec, plan: Plan, tensors: tuple[Tensor, ...], scratch: Scratch, dk: Tensor, dv: Tensor) -> Launch:
-    """tensors: q, k, v and grad_o."""
+def backward_descriptors(plan: Plan, tensors: tuple[Tensor, ...], scratch: Scratch, dk: Tensor, dv: Tensor) -> tuple[Any, ...]:
+    """What the main kernel reads and writes by TMA; tensors: q, k, v and grad_o."""
     block_q, block_kv, columns = plan.tile.block_q, plan.tile.block_kv, plan.columns
-    descriptors = (
+    return (
         *(tile_descriptor(tensor, rows, columns) for tensor, rows in zip(tensors, (block_q, block_kv, block_kv, block_q))),
         row_descriptor(scratch.lse2, block_q),
         row_descriptor(scratch.delta, block_q),
@@ -239,6 +239,11 @@ def main_launch(spec: AttentionSpec, plan: Plan, tensors: tuple[Tensor, ...], sc
         tile_descriptor(dk, block_kv // 2, columns),
         tile_descriptor(dv, block_kv // 2, columns),
     )
+
+
+def main_launch(spec: AttentionSpec, plan: Plan, tensors: tuple[Tensor, ...], scratch: Scratch, dk: Tensor, dv: Tensor) -> Launch:
+    """tensors: q, k, v and grad_o."""
+    descriptors = backward_descriptors(plan, tensors, scratch, dk, dv)
     arguments = (*descriptors, scratch.state, spec.scale, *plan.sizes, *plan.constants)
     return Launch(attention_backward, plan.grid, arguments, plan.variant, OVERLAPPING, spec.device)
 

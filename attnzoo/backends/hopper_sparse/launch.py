@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnzoo.backends.block_sparse_triton.schedule import Schedule
-from attnzoo.backends.hopper.descriptors import aligned, row_descriptor, tile_descriptor
+from attnzoo.backends.hopper.descriptors import aligned, tile_descriptor
 from attnzoo.backends.hopper.launch import (
     ALONE,
     LONGEST_GRID_SIDE,
@@ -17,6 +17,7 @@ from attnzoo.backends.hopper.launch import (
     Launch,
     Plan,
     Scratch,
+    backward_descriptors,
     heads_in_group,
     post_launch,
     pre_launch,
@@ -120,15 +121,7 @@ def main_launch(
     spec: AttentionSpec, plan: Plan, schedule: Schedule, tensors: tuple[Tensor, ...], scratch: Scratch, dk: Tensor, dv: Tensor
 ) -> Launch:
     """tensors: q, k, v and grad_o."""
-    block_q, block_kv, columns = plan.tile.block_q, plan.tile.block_kv, plan.columns
-    descriptors = (
-        *(tile_descriptor(tensor, rows, columns) for tensor, rows in zip(tensors, (block_q, block_kv, block_kv, block_q))),
-        row_descriptor(scratch.lse2, block_q),
-        row_descriptor(scratch.delta, block_q),
-        tile_descriptor(scratch.dq_sum, block_q, columns // 2),
-        tile_descriptor(dk, block_kv // 2, columns),
-        tile_descriptor(dv, block_kv // 2, columns),
-    )
+    descriptors = backward_descriptors(plan, tensors, scratch, dk, dv)
     merged = schedule.merged_columns
     lists = (merged.offsets, merged.partial_offsets, merged.blocks, *schedule.columns[4:])
     lists = tuple([merged.blocks if part is None else part for part in lists])

@@ -51,7 +51,7 @@ class Plugin:
         return f"{self.distribution} {self.version} ({self.value})".replace("  ", " ")
 
 
-BUILT_IN = Plugin("attnzoo", "", "attnzoo.backends", ("flash", "naive", "tiled"))
+BUILT_IN = Plugin("attnzoo", "", "attnzoo.backends", ("block_sparse", "flash", "naive", "tiled"))
 PREFERENCE = ("block_sparse", "flash", "tiled", "naive")
 RESERVED = frozenset({AUTO, *PREFERENCE})
 

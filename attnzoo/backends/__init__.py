@@ -8,8 +8,9 @@ from attnzoo.hookspecs import hookimpl
 
 @hookimpl
 def attnzoo_backends() -> list[Backend]:
+    from attnzoo.backends.block_sparse import BlockSparse
     from attnzoo.backends.flash import Flash
     from attnzoo.backends.naive import Naive
     from attnzoo.backends.tiled import Tiled
 
-    return [Flash(is_interpreted=False), Naive(), Tiled()]
+    return [BlockSparse(is_interpreted=False), Flash(is_interpreted=False), Naive(), Tiled()]

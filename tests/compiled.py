@@ -36,6 +36,8 @@ def triton_problems(kernel: str, facts: dict[str, Any], *, capability: str, vari
         found.append(f"{facts['spilled_bytes']} bytes spill, {spill} allowed")
     if capability == "90" and facts["unset"]:  # where wgmma takes its descriptors from uniform registers
         found.append(f"ptxas forgot to set what it reads: {'; '.join(facts['unset'])}")
+    if facts["doubled"]:
+        found.append(f"products count elements twice: {'; '.join(facts['doubled'])}")
     if facts["shared_bytes"] > SHARED_BYTES[capability]:
         found.append(f"{facts['shared_bytes']} bytes of shared memory, {SHARED_BYTES[capability]} at most")
     if kernel in WITHOUT_PRODUCTS:

@@ -111,7 +111,18 @@ def facts_of(kernel: Any, plan: Any, arguments: Any, aligned: Any, _types: Any) 
         "shared_bytes": compiled.metadata.shared,
         "counts": counts,
         "unset": unset_uniform_registers(sass),
+        "doubled": doubled_products(compiled.asm["ttgir"]),
     }
+
+
+def doubled_products(ttgir: str) -> list[str]:
+    """Operands of products whose layout holds more elements along the inner dim than there are, so that some count twice.
+
+    Triton gives each of four threads `kWidth` neighbours, twice as many where a `tl.join` lies before the product and twice
+    again where a load of 8 bits does, and never asks whether the tile is as wide.
+    """
+    operands = re.findall(r"tensor<(\d+)x(\d+)x\w+, #ttg.dot_op<\{opIdx = ([01]), parent = #\w+, kWidth = (\d+)\}>>", ttgir)
+    return sorted({f"{m}x{n} with kWidth {width}" for m, n, operand, width in operands if 4 * int(width) > int((n, m)[int(operand)])})
 
 
 def facts(name: str) -> dict[str, Any]:

@@ -14,6 +14,7 @@ PROCESSES = (  # one process a line
     ("90-64-64-random", "90-64-128-causal", "90-64-64-bits"),
     ("90-128-128-random", "90-128-128-bits", "90-128-128-grouped"),
     ("90-128-128-featured", "90-64-128-fp32"),
+    ("90-64-16-featured", "80-32-16-featured"),
     ("80-64-64-causal", "80-128-128-random", "100-128-128-causal"),
 )
 
@@ -53,5 +54,5 @@ def problems_of(name: str, kernel: str, facts: dict[str, Any]) -> list[str]:
 
 def test_problems_are_seen() -> None:
     counts = {"HGMMA": 8, "WARPGROUP": 16, "HMMA": 0}
-    facts = {"unset": ["UR5"], "spilled_bytes": 8, "shared_bytes": 232449, "counts": counts}
-    assert len(problems_of("90-64-64-random", "forward", facts)) == 4
+    facts = {"unset": ["UR5"], "doubled": ["64x16 with kWidth 8"], "spilled_bytes": 8, "shared_bytes": 232449, "counts": counts}
+    assert len(problems_of("90-64-64-random", "forward", facts)) == 5

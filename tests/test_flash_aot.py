@@ -65,6 +65,7 @@ def test_kernels_compile_tight(names: tuple[str, ...]) -> None:
 
 
 def test_problems_are_seen() -> None:
-    facts = {"spilled_bytes": 8, "shared_bytes": 232449, "counts": {"HGMMA": 8, "WARPGROUP": 16, "HMMA": 0}, "unset": ["UR16"]}
-    assert len(problems_of("90-64-full", "forward", facts)) == 4
+    counts = {"HGMMA": 8, "WARPGROUP": 16, "HMMA": 0}
+    facts = {"spilled_bytes": 8, "shared_bytes": 232449, "counts": counts, "unset": ["UR16"], "doubled": ["64x16 with kWidth 8"]}
+    assert len(problems_of("90-64-full", "forward", facts)) == 5
     assert problems_of("90-128-decode", "split", facts)[-1].startswith("no HMMA")

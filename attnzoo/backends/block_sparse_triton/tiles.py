@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnzoo.backends.triton.tiles import ROW_PADDING, dropout_tile
+from attnzoo.backends.triton.tiles import ROW_PADDING, dropout_pairs, dropout_tile
 
 
 @triton.jit
@@ -163,18 +163,6 @@ def rule_tile(
         bits = bits_tile(bits_ptr, place, is_partial, row, column, BLOCK_M, BLOCK_N, BLOCK_Q, BLOCK_KV)
         kept = kept & (tl.trans(bits) if KEYS_FIRST else bits)
     return kept | (is_partial == 0)
-
-
-@triton.jit
-def dropout_pairs(dropout, batch, head, i, j):
-    """As `dropout_tile`, from any key on: one Philox call for each pair."""
-    seed_ptr, threshold, _ = dropout
-    zero = (i + j) * 0
-    words = (zero + j // 4, zero + i, zero + head.to(tl.int32), zero + batch.to(tl.int32))
-    lane0, lane1, lane2, lane3 = tl.philox(tl.load(seed_ptr), words[0], words[1], words[2], words[3])
-    lane = zero + j % 4
-    bits = tl.where(lane < 2, tl.where(lane == 0, lane0, lane1), tl.where(lane == 2, lane2, lane3))
-    return bits >= tl.cast(tl.cast(threshold, tl.int32), tl.uint32, bitcast=True)
 
 
 @triton.jit

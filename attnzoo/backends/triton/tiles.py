@@ -231,8 +231,26 @@ def first_stat(batch, head, heads, q_len):
 
 
 @triton.jit
+def dropout_pairs(dropout, batch, head, i, j):
+    """As `dropout_tile`, of any pairs: one Philox call for each."""
+    seed_ptr, threshold, _ = dropout
+    zero = (i + j) * 0
+    words = (zero + j // 4, zero + i, zero + head.to(tl.int32), zero + batch.to(tl.int32))
+    lane0, lane1, lane2, lane3 = tl.philox(tl.load(seed_ptr), words[0], words[1], words[2], words[3])
+    lane = zero + j % 4
+    bits = tl.where(lane < 2, tl.where(lane == 0, lane0, lane1), tl.where(lane == 2, lane2, lane3))
+    return bits >= tl.cast(tl.cast(threshold, tl.int32), tl.uint32, bitcast=True)
+
+
+@triton.jit
 def dropout_tile(dropout, batch, head, i, first, COLUMNS: tl.constexpr):
-    """Keep-tile `(rows of i, COLUMNS)` from key `first` on, a multiple of 4: one Philox call for four keys."""
+    """Keep-tile `(rows of i, COLUMNS)` from key `first` on, a multiple of 4: one Philox call for four keys.
+
+    One for each pair where the tile has 16 rows or columns: behind a `tl.join` and a load of 8 bits, a product over 16
+    counts each element twice in Triton 3.6 and 3.7.
+    """
+    if min(i.shape[0], COLUMNS) < 32:
+        return dropout_pairs(dropout, batch, head, i, (first + tl.arange(0, COLUMNS))[None, :])
     seed_ptr, threshold, _ = dropout
     quad = (first // 4 + tl.arange(0, COLUMNS // 4))[None, :]
     zero = (i + quad) * 0

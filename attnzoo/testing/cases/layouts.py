@@ -79,6 +79,16 @@ CASES = [
             ("value-dim", {"value_dim": 16}),
         )
     ],
+    # a compiler that forgets how narrow a product is counts its elements twice
+    *[
+        Case(
+            "T23",
+            f"narrow-blocks-with-{name}-and-dropout-{short_dtype(dtype)}",
+            Problem(q_len=40, layout=Blocks("random", (16, 16)), dropout_p=0.3, dropout_seed=6, dtype=dtype, **options),
+        )
+        for name, options in (("mask", {"mask": Table("random")}), ("int8-segments", {"segments": Segments(dtype="int8")}))
+        for dtype in ("float16", "bfloat16")
+    ],
     *[
         Case(
             "T23",

@@ -122,7 +122,7 @@ def of_kernels(spec: AttentionSpec, capability: tuple[int, int] = HOPPER, *, por
     is_hopper = capability == HOPPER and not portable and _fits_hopper(spec)
     steps = [_hopper_forward(spec) if is_hopper else _triton_forward(spec, capability)]
     if spec.grads:
-        has_hopper_backward = is_hopper and spec.layout is None and max(spec.head_dim, spec.value_dim) <= 128
+        has_hopper_backward = is_hopper and spec.head_dim <= 128 and (spec.layout is None or spec.layout.block_kv % 128 == 0)
         steps += _hopper_backward(spec) if has_hopper_backward else _triton_backward(spec, capability)
     cost = predict(spec, materializes_scores=False)
     extra = cost.extra_bytes if spec.grads else _rows(spec) * FP32
@@ -140,7 +140,8 @@ def _fits_hopper(spec: AttentionSpec) -> bool:
     fits = is_plain and spec.sinks_dtype is None and spec.dtype.itemsize == 2 and 32 <= spec.head_dim == spec.value_dim <= 256
     if spec.layout is None:
         return fits
-    return fits and spec.head_dim <= 128 and spec.layout.block_q % 128 == 0 and spec.layout.block_kv % 64 == 0
+    has_whole_tiles = spec.layout.block_q % 128 == 0 and spec.layout.block_kv % 64 == 0
+    return fits and spec.head_dim <= 128 and spec.band == (None, None) and has_whole_tiles
 
 
 def _rows(spec: AttentionSpec) -> int:

@@ -101,6 +101,25 @@ def test_bytes_are_in_proportion_to_density():
     assert moved(0.5) / moved(0.25) == pytest.approx(2.0, rel=0.15)
 
 
+def test_over_a_layout_the_backward_is_the_dense_ones_share():
+    """Both add dQ up in L2 as fp32: with every block there is nothing between them."""
+    dense = spec_of(4096, 4096, head_dim=128, grads=("q", "k", "v"))
+    moved = {}
+    for density in (1.0, 0.25):
+        layout = layouts.random(4096, density=density, block=128)
+        account = of_kernels(dataclasses.replace(dense, layout=layout.summary))
+        moved[density] = {step.name: step.moved for step in account.steps if "backward" in step.name}
+    (whole,) = [step.moved for step in of_kernels(dense).steps if "backward" in step.name]
+    assert list(moved[1.0].values()) == [whole]
+    assert sum(moved[0.25].values()) / whole == pytest.approx(layout.density, rel=0.12), "K, V and their gradients move whole"
+
+
+def test_over_a_layout_with_a_band_the_portable_kernels_run():
+    layout = layouts.random(1024, density=0.5, block=128)
+    spec = dataclasses.replace(spec_of(1024, 1024, grads=("q",), causal=True), layout=layout.summary)
+    assert all("Hopper" not in step.name for step in of_kernels(spec).steps)
+
+
 @pytest.mark.parametrize("options", [{"causal": True}, {"window": (64, 0)}])
 def test_a_band_moves_less(options):
     assert of_kernels(spec_of(2048, 2048, grads=("q",), **options)).moved < of_kernels(spec_of(2048, 2048, grads=("q",))).moved

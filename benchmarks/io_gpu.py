@@ -1,32 +1,34 @@
 """Bytes on a GPU beside the prediction: each kernel of a call under Nsight Compute, and the paper's table on this card.
 
+    python benchmarks/io_gpu.py compile --processes 12             fills the compilers' caches for what follows
     python benchmarks/io_gpu.py measure --output results.json      every case under ncu; needs ncu and its counters
     python benchmarks/io_gpu.py paper --output results.json        GPT-2 medium's attention: ms of eager, flash and SDPA
     python benchmarks/io_gpu.py tiles --output results.json        the forward's time against its tile, portable kernel
 
-`run CASE` is what `measure` puts under ncu. Results are merged into the file.
+`run CASE...` is what `measure` puts under ncu. Results are merged into the file, as they come.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
+import contextlib
 import dataclasses
-import io
 import json
 import os
-import re
 import statistics
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import io_ncu
 import torch
 
+from attnzoo.backends.triton.table import Tile
 from attnzoo.bench.machine import describe
 from attnzoo.bench.timing import burst
 from attnzoo.bench.worker import Prepared
@@ -34,14 +36,9 @@ from attnzoo.bench.workload import Workload
 from attnzoo.registry import default
 from attnzoo.traffic import Traffic, of_kernels, of_standard
 
-METRICS = {
-    "l1tex__m_xbar2l1tex_read_bytes.sum": "from_l2",
-    "l1tex__m_l1tex2xbar_write_bytes.sum": "to_l2",
-    "lts__t_bytes.sum": "l2",
-    "dram__bytes.sum": "dram",
-    "gpu__time_duration.sum": "ns",
-}
 TIMEOUT = 120
+CUDA = torch.device("cuda")
+Found = Iterator[tuple[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -52,8 +49,8 @@ class Case:
     workload: Workload
 
 
-def dense(length: int, direction: str) -> Workload:
-    return Workload(1, 16, 16, length, length, 128, "bfloat16", direction=direction, device="cuda")
+def dense(length: int, direction: str, head_dim: int = 128) -> Workload:
+    return Workload(1, 16, 16, length, length, head_dim, "bfloat16", direction=direction, device="cuda")
 
 
 CASES = {
@@ -66,19 +63,27 @@ CASES = {
     for direction in ("forward", "both")
 }
 GPT2 = Workload(64, 16, 16, 1024, 1024, 64, "float16", direction="both", device="cuda")
+TILES = tuple(
+    Tile(m, n, warps, 2) for m, n, warps in ((16, 16, 4), (32, 32, 4), (64, 32, 4), (64, 64, 4), (128, 64, 8), (128, 128, 8), (256, 64, 8))
+)
+TILED = dense(8192, "forward", head_dim=64)
 
 
-def run(name: str) -> None:
-    """One call, between the marks that ncu waits for."""
-    prepared = prepared_of(CASES[name])
-    call = prepared.call()
-    for _ in range(2):
+# Bytes
+
+
+def run(names: list[str]) -> None:
+    """One call of each case, between the marks that ncu waits for."""
+    for name in names:
+        call = prepared_of(CASES[name]).call()
+        for _ in range(2):
+            call()
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStart()
+        io_ncu.mark()
         call()
-    torch.cuda.synchronize()
-    torch.cuda.cudart().cudaProfilerStart()
-    call()
-    torch.cuda.synchronize()
-    torch.cuda.cudart().cudaProfilerStop()
+        torch.cuda.synchronize()
+        torch.cuda.cudart().cudaProfilerStop()
 
 
 def prepared_of(case: Case) -> Prepared:
@@ -89,76 +94,72 @@ def prepared_of(case: Case) -> Prepared:
     return prepared
 
 
-def measure(names: list[str]) -> dict[str, Any]:
-    """Case -> predicted and counted bytes of each kernel, or why there are none."""
-    found = {}
-    for name in names or list(CASES):
-        command = ["ncu", "--profile-from-start", "off", "--csv", "--page", "raw", "--print-units", "base", "--cache-control", "none"]
-        command += ["--metrics", ",".join(METRICS), sys.executable, __file__, "run", name]
-        predicted = prediction(CASES[name])
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
-            kernels = counted(done.stdout)
-            problem = None if kernels else (done.stdout + done.stderr)[-300:]
-        except (OSError, subprocess.TimeoutExpired) as error:
-            kernels, problem = [], f"{type(error).__name__}: {error}"
-        found[name] = summary(predicted, kernels) | ({"problem": problem} if problem else {})
-        print(name, json.dumps({k: v for k, v in found[name].items() if k != "kernels"}), flush=True)
-    return found
+def measure(names: list[str]) -> Found:
+    """Case -> predicted and counted bytes of each kernel, or why there are none. The cases of one length share a process."""
+    metrics = io_ncu.known_metrics()
+    asked = [name for name in CASES if not names or name in names]
+    for length in dict.fromkeys(CASES[name].workload.length for name in asked):
+        group = [name for name in asked if CASES[name].workload.length == length]
+        kernels, problem = under_ncu(group, metrics)
+        for place, name in enumerate(group):
+            found = summary(prediction(CASES[name]), kernels[place] if place < len(kernels) else [])
+            yield name, found | ({} if found["kernels"] else {"problem": problem})
+
+
+def under_ncu(names: list[str], metrics: frozenset[str]) -> tuple[list[list[dict[str, Any]]], str]:
+    """The kernels of each case, as far as it came, and the end of what was said."""
+    try:
+        done = subprocess.run(io_ncu.command(Path(__file__), names, metrics), capture_output=True, text=True, timeout=TIMEOUT, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return [], f"{type(error).__name__}: {str(error)[-300:]}"
+    return io_ncu.counted(done.stdout), (done.stdout + done.stderr)[-500:]
 
 
 def prediction(case: Case) -> Traffic:
     return of_kernels(case.workload.spec(), torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0))
 
 
-def counted(text: str) -> list[dict[str, Any]]:
-    """The kernels of ncu's CSV: the header is the line with the metrics' names, the next holds their units."""
-    lines = [line for line in text.splitlines() if line.startswith('"')]
-    rows = list(csv.DictReader(io.StringIO("\n".join(lines))))
-    return [
-        {"kernel": row["Kernel Name"], **{ours: float(row[theirs].replace(",", "")) for theirs, ours in METRICS.items() if row.get(theirs)}}
-        for row in rows
-        if re.fullmatch(r"\d+", row.get("ID", ""))
-    ]
-
-
 def summary(predicted: Traffic, kernels: list[dict[str, Any]]) -> dict[str, Any]:
-    """Sums over the kernels, beside the prediction."""
-    totals = {name: sum(kernel.get(name, 0.0) for kernel in kernels) for name in METRICS.values()}
-    moved = totals["from_l2"] + totals["to_l2"]
+    """Sums over the kernels, beside the prediction; None for what was not counted."""
+    totals = io_ncu.totals(kernels) if kernels else {}
+    moved = totals["from_l2"] + totals["to_l2"] if {"from_l2", "to_l2"} <= totals.keys() else None
+    dram = totals["dram_read"] + totals["dram_written"] if {"dram_read", "dram_written"} <= totals.keys() else None
     return {
         "predicted_l2": predicted.moved,
         "compulsory": predicted.compulsory,
         "measured_l2": moved,
-        "measured_dram": totals["dram"],
-        "ratio": moved / predicted.moved if kernels else None,
+        "measured_dram": dram,
+        "ratio": None if moved is None else moved / predicted.moved,
+        "totals": totals,
         "steps": [asdict(step) for step in predicted.steps],
         "kernels": kernels,
     }
 
 
-def paper() -> dict[str, Any]:
-    """ms and predicted bytes of GPT-2 medium's attention, forward and backward, interleaved; flash is checked first."""
-    prepared = {name: Prepared.of(default().get(name), GPT2) for name in ("flash", "sdpa_cudnn", "sdpa_flash") if name in default().names()}
+# Time
+
+
+def paper() -> Found:
+    """ms and predicted bytes of GPT-2 medium's attention, forward and backward, interleaved; each of ours is checked first."""
     calls: dict[str, Callable[[], object]] = {}
-    for name, each in prepared.items():
+    for name in ("flash", "sdpa_cudnn", "sdpa_flash"):
         try:
-            each.first_call()
-            calls[name] = each.call()
+            prepared = Prepared.of(default().get(name), GPT2)
+            prepared.first_call()
+            calls[name] = prepared.call()
         except Exception as error:
-            print(name, type(error).__name__, str(error)[:200], flush=True)
+            yield name, {"error": f"{type(error).__name__}: {str(error)[:200]}"}
     calls["eager, with mask and dropout"] = eager()
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(5):
         for name, call in calls.items():
-            times[name].append(statistics.median(burst(call, torch.device("cuda"), seconds=0.1, is_cold=True)))
+            times[name].append(statistics.median(burst(call, CUDA, seconds=0.1, is_cold=True)))
     spec = GPT2.spec()
-    predicted = {"flash": of_kernels(spec), "eager, with mask and dropout": of_standard(spec, has_mask_and_dropout=True)}
-    found = {name: {"ms": statistics.median(rounds), "rounds": rounds} for name, rounds in times.items()}
-    for name, traffic in predicted.items():
-        found.setdefault(name, {}).update(gflop=traffic.flops / 1e9, l2_gb=traffic.moved / 1e9)
-    print(json.dumps(found), flush=True)
-    return found
+    accounts = {"flash": of_kernels(spec), "eager, with mask and dropout": of_standard(spec, has_mask_and_dropout=True)}
+    for name, rounds in times.items():
+        account = accounts.get(name)
+        known = {} if account is None else {"gflop": account.flops / 1e9, "l2_gb": account.moved / 1e9}
+        yield name, {"ms": statistics.median(rounds), "rounds": rounds, **known}
 
 
 def eager() -> Callable[[], object]:
@@ -174,47 +175,90 @@ def eager() -> Callable[[], object]:
     return call
 
 
-def tiles() -> list[dict[str, Any]]:
-    """The portable forward under square and other tiles, at S = 8192: time, and bytes by the account."""
+@contextlib.contextmanager
+def portable(tile: Tile) -> Iterator[Prepared]:
+    """The portable forward, launched with this tile; the account reads the same table."""
     from attnzoo.backends.flash import Flash
-    from attnzoo.backends.triton import problem
-    from attnzoo.backends.triton.table import Tile
+    from attnzoo.backends.triton import problem, table
 
-    found = []
-    for block_m, block_n, warps in ((16, 16, 4), (32, 32, 4), (64, 32, 4), (64, 64, 4), (128, 64, 8), (128, 128, 8), (256, 64, 8)):
-        tile = Tile(block_m, block_n, warps, 2)
-        problem.facts_of.cache_clear()
-        with mock.patch.object(problem, "tile_for", lambda *arguments, tile=tile: tile):
-            each = Prepared.of(Flash(kernels="portable"), dataclasses.replace(dense(8192, "forward"), head_dim=64))
+    def chosen(*arguments: object) -> Tile:
+        return tile
+
+    problem.facts_of.cache_clear()
+    with mock.patch.object(problem, "tile_for", chosen), mock.patch.object(table, "tile_for", chosen):
+        yield Prepared.of(Flash(kernels="portable"), TILED)
+    problem.facts_of.cache_clear()
+
+
+def tiles() -> Found:
+    """The portable forward under square and other tiles: time, and bytes by the account."""
+    for tile in TILES:
+        name = f"{tile.block_m} x {tile.block_n}"
+        with portable(tile) as prepared:
+            moved = of_kernels(prepared.spec, portable=True).moved
             try:
-                each.first_call()
-                ms = statistics.median(burst(each.forward, torch.device("cuda"), seconds=0.1, is_cold=False))
+                prepared.first_call()
+                ms = statistics.median(burst(prepared.forward, CUDA, seconds=0.1, is_cold=False))
+                yield name, {"tile": [tile.block_m, tile.block_n], "ms": ms, "l2_gb": moved / 1e9}
             except Exception as error:
-                found.append({"tile": [block_m, block_n], "error": f"{type(error).__name__}: {str(error)[:120]}"})
-                continue
-        rows = 16 * 8192
-        moved = rows * 64 * 2 * 2 + 16 * -(-8192 // block_m) * 8192 * 128 * 2
-        found.append({"tile": [block_m, block_n], "ms": ms, "l2_gb": moved / 1e9})
-        print(found[-1], flush=True)
-    return found
+                reason = f"{type(error).__name__}: {str(error)[:120]}"
+                yield name, {"tile": [tile.block_m, tile.block_n], "error": reason, "l2_gb": moved / 1e9}
+
+
+# Compilation
+
+
+def attempt(job: str | Tile) -> str:
+    """Call once what a case's name, GPT-2's shape ("paper") or a tile stands for."""
+    try:
+        if isinstance(job, Tile):
+            with portable(job) as prepared:
+                prepared.forward()
+        else:
+            prepared_of(Case("flash", GPT2) if job == "paper" else CASES[job]).call()()
+        torch.cuda.synchronize()
+    except BaseException as error:  # SystemExit too
+        return f"{job}: {type(error).__name__}: {str(error)[:200]}"
+    return f"{job}: compiled"
+
+
+def compile_all(processes: int) -> None:
+    shortest = min(case.workload.length for case in CASES.values())  # the kernels are the same for every length
+    jobs = [*TILES, *[name for name, case in CASES.items() if case.workload.length == shortest], "paper"]
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(attempt, job) for job in jobs]):
+            print(done.result(), flush=True)
+
+
+def keep(output: Path | None, part: str, found: Found) -> None:
+    """Print each result and merge it into the file."""
+    results: dict[str, Any] = json.loads(output.read_text()) if output and output.exists() else {}
+    results.setdefault("machine", describe("cuda"))
+    for name, value in found:
+        results.setdefault(part, {})[name] = value
+        print(name, json.dumps({k: v for k, v in value.items() if k not in ("kernels", "steps")}), flush=True)
+        if output:
+            draft = output.with_name(output.name + ".part")
+            draft.write_text(json.dumps(results, indent=1) + "\n")
+            os.replace(draft, output)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("run", "measure", "paper", "tiles"))
+    parser.add_argument("part", choices=("compile", "run", "measure", "paper", "tiles"))
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--processes", type=int, default=4)
     asked = parser.parse_args()
+    unknown = sorted(set(asked.cases) - CASES.keys())
+    if unknown:
+        parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
     if asked.part == "run":
-        run(*asked.cases)
-        return
-    parts: dict[str, Callable[[], Any]] = {"measure": lambda: measure(asked.cases), "paper": paper, "tiles": tiles}
-    results = json.loads(asked.output.read_text()) if asked.output and asked.output.exists() else {}
-    results |= {"machine": describe("cuda"), asked.part: parts[asked.part]()}
-    if asked.output:
-        draft = asked.output.with_name(asked.output.name + ".part")
-        draft.write_text(json.dumps(results, indent=1))
-        os.replace(draft, asked.output)
+        run(asked.cases)
+    elif asked.part == "compile":
+        compile_all(asked.processes)
+    else:
+        keep(asked.output, asked.part, {"measure": lambda: measure(asked.cases), "paper": paper, "tiles": tiles}[asked.part]())
 
 
 if __name__ == "__main__":

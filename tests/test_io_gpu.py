@@ -1,0 +1,97 @@
+"""benchmarks/io_gpu.py without a GPU: what ncu is told, how its output is read, and what stands in the file when it fails."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+HEADER = ["ID", "Process ID", "Kernel Name", "dram__bytes_read.sum", "dram__bytes_write.sum"]
+HEADER += ["l1tex__m_l1tex2xbar_write_bytes.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"]
+STAND_IN = """#!{python}
+import json, sys
+if sys.argv[1] == "--query-metrics":
+    print("Device X\\n" + "\\n".join(f"{{name.partition('.')[0]}}   Counter  byte" for name in {known}))
+    sys.exit()
+open({record}, "a").write(json.dumps(sys.argv[1:]) + "\\n")
+print("==PROF== Connected\\nwhat a backend prints")
+print({lines})
+"""
+
+
+@pytest.fixture
+def io_gpu(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import io_gpu as module
+
+    return module
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: list[list[object]]) -> Path:
+    """An ncu that knows the metrics of HEADER, prints these rows, and records how it was called."""
+    lines = "\n".join(",".join(f'"{cell}"' for cell in row) for row in [HEADER, ["", "", "", "byte", "byte", "byte", "byte"], *rows])
+    record = folder / "calls"
+    program = folder / "ncu"
+    program.write_text(STAND_IN.format(python=sys.executable, known=HEADER[3:], record=repr(str(record)), lines=repr(lines)))
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("PATH", str(folder), prepend=":")
+    return record
+
+
+def test_each_case_has_its_kernels_beside_the_prediction(io_gpu, tmp_path, monkeypatch):
+    """Kernels come between marks; the clocks are left alone, and metrics that this ncu lacks are not asked for."""
+    mark = [0, 1, "at::cuda::spin_kernel(long)", 1, 1, 1, 1]
+    rows = [mark, [1, 1, "forward", "1,000", 500, 10, 90], mark, [3, 1, "forward", 1, 2, 3, 4], [4, 1, "backward", 10, 20, 30, 40]]
+    record = install(tmp_path, monkeypatch, rows)
+    found = dict(io_gpu.measure(["dense-forward-8192", "dense-both-8192"]))
+    assert [kernel["kernel"] for kernel in found["dense-both-8192"]["kernels"]] == ["forward", "backward"]
+    assert (found["dense-forward-8192"]["measured_l2"], found["dense-forward-8192"]["measured_dram"]) == (100, 1500)
+    assert (found["dense-both-8192"]["measured_l2"], found["dense-both-8192"]["measured_dram"]) == (77, 33)
+    each = found["dense-forward-8192"]
+    assert each["ratio"] == pytest.approx(100 / each["predicted_l2"])
+    (call,) = map(json.loads, record.read_text().splitlines())
+    assert call[call.index("--clock-control") + 1] == "none"
+    assert call[call.index("--metrics") + 1] == ",".join(sorted(HEADER[3:]))
+    assert call[-3:] == ["run", "dense-forward-8192", "dense-both-8192"]
+
+
+def test_a_case_that_was_not_reached_says_why(io_gpu, tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, [[0, 1, "spin_kernel", 1, 1, 1, 1], [1, 1, "forward", 1, 1, 1, "n/a"]])
+    found = dict(io_gpu.measure(["dense-forward-8192", "sparse-forward-8192"]))
+    assert found["dense-forward-8192"]["ratio"] is None, "no number of a metric that ncu could not count"
+    assert "what a backend prints" in found["sparse-forward-8192"]["problem"]
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    (each,) = dict(io_gpu.measure(["dense-both-32768"])).values()
+    assert "FileNotFoundError" in each["problem"]
+
+
+def test_results_are_kept_as_they_come(io_gpu, tmp_path, monkeypatch):
+    monkeypatch.setattr(io_gpu, "describe", lambda device: {"name": "card"})
+    output = tmp_path / "out.json"
+
+    def fails_half_way():
+        yield "first", {"ms": 1}
+        raise RuntimeError("killed")
+
+    with pytest.raises(RuntimeError, match="killed"):
+        io_gpu.keep(output, "paper", fails_half_way())
+    io_gpu.keep(output, "tiles", iter([("16 x 16", {"ms": 2})]))
+    kept = json.loads(output.read_text())
+    assert kept["paper"] == {"first": {"ms": 1}}
+    assert kept["tiles"] == {"16 x 16": {"ms": 2}}
+
+
+def test_the_account_follows_the_tile(io_gpu):
+    pytest.importorskip("triton", reason="needs triton")
+    moved = {}
+    for tile in io_gpu.TILES:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(io_gpu, "TILED", io_gpu.dataclasses.replace(io_gpu.TILED, device="cpu"))
+            with io_gpu.portable(tile) as prepared:
+                moved[tile.block_m] = io_gpu.of_kernels(prepared.spec, portable=True).moved
+    assert moved[16] > 7 * moved[128] > 7 * moved[256]

@@ -1,18 +1,19 @@
-"""Fill the compilers' caches for a matrix, many processes side by side, and say what is wrong before anything is timed.
+"""Fill the compilers' caches for a matrix, many processes side by side, before anything is timed.
 
     python benchmarks/compile_first.py benchmarks/h200.toml --processes 14 --seconds 60
 
 `attnzoo bench` would compile one kind of call after the other; with `TRITON_CACHE_DIR` and `TORCHINDUCTOR_CACHE_DIR` set alike, it
-then finds all of them. Each call's results are checked as the benchmark checks them.
+then finds all of them. What is computed is not judged here: the benchmark does that.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import time
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ def attempt(backend: str, workload: dict[str, Any]) -> tuple[str, str, str, floa
     """Backend, workload, what became of its first call, and seconds."""
     import torch
 
+    from attnzoo.bench.timing import synchronize
     from attnzoo.bench.worker import Prepared
     from attnzoo.errors import in_words
     from attnzoo.registry import default, reasons_against
@@ -34,35 +36,52 @@ def attempt(backend: str, workload: dict[str, Any]) -> tuple[str, str, str, floa
     try:
         prepared = Prepared.of(default().get(backend), asked)
         reasons = reasons_against(prepared.backend, prepared.spec)
-        verdict = f"refused: {'; '.join(reasons)}" if reasons else "right"
+        verdict = f"refused: {'; '.join(reasons)}" if reasons else "compiled"
         if not reasons:
-            prepared.first_call()
+            prepared.call()()
+            synchronize(prepared.spec.device)
+            del prepared
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
     except BaseException as error:  # SystemExit too: a plugin's doing
         verdict = " ".join(in_words(error).split())[:300]
     return backend, asked.id, verdict, time.perf_counter() - started
 
 
+def jobs_of(matrix: Matrix, backends: list[str]) -> list[tuple[str, Workload]]:
+    """The first of each family for every backend, then the second, and so on: lengths often share a kernel, which is then there."""
+    ranks: Counter[tuple[str, str]] = Counter()
+    ranked = []
+    for workload in matrix.workloads:
+        for name in backends or matrix.backends:
+            ranked.append((ranks[name, workload.family], name, workload))
+            ranks[name, workload.family] += 1
+    return [(name, workload) for _, name, workload in sorted(ranked, key=lambda each: each[0])]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("matrix", type=Path)
+    parser.add_argument("--backend", action="append", default=[], help="these alone; may be repeated")
     parser.add_argument("--processes", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=600.0, help="begin nothing new after so many")
+    parser.add_argument("--seconds", type=float, default=600.0, help="stop after so many, whatever is under way")
     asked = parser.parse_args()
-    matrix = Matrix.from_toml(asked.matrix)
     verdicts: Counter[tuple[str, str]] = Counter()
-    with ProcessPoolExecutor(asked.processes, mp_context=get_context("spawn")) as pool:
-        calls = [pool.submit(attempt, name, workload.to_dict()) for workload in matrix.workloads for name in matrix.backends]
-        try:
-            for call in as_completed(calls, timeout=asked.seconds):
-                backend, workload, verdict, seconds = call.result()
-                verdicts[backend, verdict.partition(":")[0]] += 1
-                if not verdict.startswith(("right", "refused")):
-                    print(f"{backend} {workload}: {verdict} ({seconds:.1f} s)", flush=True)
-        except TimeoutError:
-            print(f"stopped after {asked.seconds:g} s")
-            pool.shutdown(wait=False, cancel_futures=True)
+    pool = ProcessPoolExecutor(asked.processes, mp_context=multiprocessing.get_context("spawn"))
+    calls = [pool.submit(attempt, name, workload.to_dict()) for name, workload in jobs_of(Matrix.from_toml(asked.matrix), asked.backend)]
+    started = time.perf_counter()
+    try:
+        for call in as_completed(calls, timeout=asked.seconds):
+            backend, workload, verdict, seconds = call.result()
+            verdicts[backend, verdict.partition(":")[0]] += 1
+            print(f"{time.perf_counter() - started:5.1f} s {backend} {workload}: {verdict} ({seconds:.1f} s)", flush=True)
+    except TimeoutError:
+        print(f"stopped after {asked.seconds:g} s, {sum(not call.done() for call in calls)} calls not done", flush=True)
+        for process in multiprocessing.active_children():
+            process.kill()
     for (backend, verdict), count in sorted(verdicts.items()):
-        print(f"{backend}: {count} {verdict}")
+        print(f"{backend}: {count} {verdict}", flush=True)
+    os._exit(0)  # a pool whose processes were killed would wait for them
 
 
 if __name__ == "__main__":

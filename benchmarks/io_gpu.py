@@ -233,7 +233,8 @@ def compile_all(processes: int) -> None:
 def keep(output: Path | None, part: str, found: Found) -> None:
     """Print each result and merge it into the file."""
     results: dict[str, Any] = json.loads(output.read_text()) if output and output.exists() else {}
-    results.setdefault("machine", describe("cuda"))
+    if "machine" not in results:
+        results["machine"] = describe("cuda")
     for name, value in found:
         results.setdefault(part, {})[name] = value
         print(name, json.dumps({k: v for k, v in value.items() if k not in ("kernels", "steps")}), flush=True)

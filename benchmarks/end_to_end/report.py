@@ -13,6 +13,8 @@ from typing import Any
 
 def table(rows: list[dict[str, Any]]) -> str:
     """Tokens a second, beside `eager`'s and `stock`'s of the same model and length, and peak memory."""
+    order = list(dict.fromkeys((row["model"], row["length"]) for row in rows))
+    rows = sorted(rows, key=lambda row: order.index((row["model"], row["length"])))
     lines = ["| model | length | attention | tokens/s | beside eager | beside stock | ms a step | peak GiB |", "| --- " * 8 + "|"]
     for row in rows:
         same = {r["attention"]: r for r in rows if (r["model"], r["length"]) == (row["model"], row["length"]) and r["status"] == "time"}

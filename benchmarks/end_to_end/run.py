@@ -1,5 +1,6 @@
 """End to end: training steps of whole models and loss curves, for each attention.
 
+    python benchmarks/end_to_end/run.py --device cuda --compile 12          fills the compilers' caches first
     python benchmarks/end_to_end/run.py --device cuda --output results.json
     python benchmarks/end_to_end/run.py --device cpu --small --output results.json
 
@@ -29,13 +30,21 @@ def main() -> None:
     parser.add_argument("--attention", action="append", default=[], help="these alone, beside stock; may be repeated")
     parser.add_argument("--parts", default="curves,steps")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after so many")
-    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--output", type=Path)
+    parser.add_argument("--compile", type=int, metavar="PROCESSES", help="compile what the steps need, in so many processes, and end")
     asked = parser.parse_args()
+    rows = steps.SMALL if asked.small else steps.FULL
+    if asked.compile:
+        for line in steps.compile_all(rows, asked.device, tuple(asked.attention), asked.compile):
+            print(line, flush=True)
+        return
+    if asked.output is None:
+        parser.error("--output is missing")
     started = time.monotonic()
     results: dict[str, Any] = {"machine": describe(asked.device), "steps": [], "curves": []}
     runs = {
         "curves": lambda: curves.train(curves.SMALL if asked.small else curves.FULL[asked.device], asked.device),
-        "steps": lambda: steps.measure(steps.SMALL if asked.small else steps.FULL, asked.device, tuple(asked.attention)),
+        "steps": lambda: steps.measure(rows, asked.device, tuple(asked.attention)),
     }
     for part in asked.parts.split(","):
         for found in runs[part]():

@@ -6,19 +6,22 @@ import gc
 import statistics
 import time
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from typing import Any
 
 import attentions
 import torch
 from model import BERT_LARGE, GPT2_MEDIUM, LRA, Size, Transformer
 
+from attnzoo.bench.timing import synchronize
 from attnzoo.bench.worker import Prepared
 from attnzoo.bench.workload import Workload
 from attnzoo.registry import default, reasons_against
 from attnzoo.testing import ConformanceError
 
-WARM_UP, STEPS = 2, 5
+WARM_UP, STEPS = 1, 4  # after the first
 
 
 @dataclass(frozen=True)
@@ -32,8 +35,10 @@ class Row:
     attentions: tuple[str, ...]
 
 
-DENSE = ("stock", "eager", "sdpa_flash", "sdpa_cudnn", "flex", "fa4", "flash")
-SPARSE = ("block_sparse+butterfly", "flex+butterfly", "fa4+butterfly")
+ORDER = ("stock", "flash", "eager", "block_sparse+butterfly", "fa4", "fa4+butterfly", "sdpa_cudnn", "flex+butterfly", "sdpa_flash", "flex")
+"""What a run that is cut short has first."""
+SPARSE = tuple(name for name in ORDER if "+" in name)
+DENSE = tuple(name for name in ORDER if "+" not in name)
 
 FULL = (
     Row("GPT-2 medium", GPT2_MEDIUM, 1024, 16, DENSE),
@@ -52,11 +57,17 @@ SMALL = (
 
 
 def measure(rows: tuple[Row, ...], device: str, wanted: tuple[str, ...] = ()) -> Iterator[dict[str, Any]]:
-    """One dict a row and attention: tokens/s, ms a step, peak GiB and the first loss; or a status and its reason."""
-    for row in rows:
-        for name in row.attentions:
-            if not wanted or name in wanted:
-                yield {"model": row.name, "length": row.length, "batch": row.batch, "attention": name, **_attempt(row, name, device)}
+    """One dict a row and attention: tokens/s, ms a step, peak GiB and the first loss; or a status and its reason.
+
+    One attention after the other, each on every row.
+    """
+    for row, name in asked_for(rows, wanted):
+        yield {"model": row.name, "length": row.length, "batch": row.batch, "attention": name, **_attempt(row, name, device)}
+
+
+def asked_for(rows: tuple[Row, ...], wanted: tuple[str, ...]) -> list[tuple[Row, str]]:
+    names = dict.fromkeys(ORDER + tuple(name for row in rows for name in row.attentions))
+    return [(row, name) for name in names for row in rows if name in row.attentions and (not wanted or name in wanted)]
 
 
 def _attempt(row: Row, name: str, device: str) -> dict[str, Any]:
@@ -80,6 +91,11 @@ def _attempt(row: Row, name: str, device: str) -> dict[str, Any]:
 
 def assert_right(row: Row, name: str, device: str) -> None:
     """The conformance kit's rule on the attention's own shape, forward and backward; raises ConformanceError."""
+    prepared_of(row, name, device).first_call()
+
+
+def prepared_of(row: Row, name: str, device: str) -> Prepared:
+    """The attention alone, on its shape; raises NotImplementedError with the reasons against it."""
     backend, _, pattern = name.partition("+")
     workload = Workload(
         batch=row.batch,
@@ -98,7 +114,32 @@ def assert_right(row: Row, name: str, device: str) -> None:
     reasons = reasons_against(prepared.backend, prepared.spec)
     if reasons:
         raise NotImplementedError("; ".join(reasons))
-    prepared.first_call()
+    return prepared
+
+
+def compile_one(row: Row, name: str, device: str) -> str:
+    """Call the attention once as it is checked and once as the model calls it, and say what became of it."""
+    shape = (row.batch, row.length, 3, row.size.heads, row.size.width // row.size.heads)
+    try:
+        prepared_of(row, name, device).call()()
+        qkv = torch.zeros(shape, dtype=torch.bfloat16, device=device, requires_grad=True)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        with torch.autocast(device, torch.bfloat16):
+            o = attentions.of(name, causal=row.size.causal, length=row.length, device=device)(q, k, v)
+            o = o.transpose(1, 2).reshape(row.batch, row.length, row.size.width)
+        o.backward(torch.ones_like(o))
+        synchronize(torch.device(device))
+    except BaseException as error:  # SystemExit too: a plugin's doing
+        return f"{name} {row.name} {row.length}: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return f"{name} {row.name} {row.length}: compiled"
+
+
+def compile_all(rows: tuple[Row, ...], device: str, wanted: tuple[str, ...], processes: int) -> Iterator[str]:
+    """What every attention compiles, many processes side by side."""
+    jobs = [(row, name) for row, name in asked_for(rows, wanted) if name not in attentions.WITHOUT_ATTNZOO]
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        for done in as_completed([pool.submit(compile_one, row, name, device) for row, name in jobs]):
+            yield done.result()
 
 
 def _steps(row: Row, name: str, device: str) -> dict[str, Any]:

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from block_sparse_inputs import DEVICE, FAMILIES, HEADS, Pattern, qkv
 from block_sparse_peers import DENSE, SPARSE, Attend
+from block_sparse_summary import OURS
 from card_clock import interleaved_ms
 from hopper_gpu import relative
 from torch import Tensor
 
 FORWARD_LIMIT, BACKWARD_LIMIT = 5e-3, 1e-2  # relative error in norm, bf16
 ROWS_AT_ONCE = 2048
-OURS = "block_sparse"
 
 
 class DeviceLostError(RuntimeError):

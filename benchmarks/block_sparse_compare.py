@@ -8,7 +8,6 @@ process that is late, or that a contender has crashed, is ended and starts again
 from __future__ import annotations
 
 import os
-import statistics
 import time
 import traceback
 from collections.abc import Callable
@@ -17,13 +16,12 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
-from block_sparse_cells import JOBS, OURS, Cells, DeviceLostError, Job, require_device
+from block_sparse_cells import JOBS, Cells, DeviceLostError, Job, require_device
+from block_sparse_summary import OURS, Row, line_of, summary
 
 CONTEXT = get_context("spawn")
 PREPARING_SHARE = 0.55  # of all seconds, after which jobs that are not ready are late
 JOB_SECONDS = 60.0
-
-Row = dict[str, Any]
 
 
 def work(job: Job, excluded: dict[str, str], done: set[str], link: Connection) -> None:
@@ -136,54 +134,3 @@ def take_turn(worker: Worker, until: float) -> bool:
     is_done = worker.listen("done", min(until, time.perf_counter() + JOB_SECONDS))
     worker.stop()
     return is_done
-
-
-def over_ideal(row: Row) -> float | None:
-    """Our forward's time over the density times the fastest dense forward of the same rounds."""
-    dense = [ms for name, ms in row["ms"]["forward"].items() if name.startswith("dense")]
-    ms = row["ms"]["forward"].get(OURS)
-    return None if ms is None or not dense else ms / row["density"] / min(dense)
-
-
-def summary(rows: list[Row]) -> dict[str, Any]:
-    """Of each peer and direction: its time over ours, geometric mean, worst cell and number of cells; and the largest
-    `over_ideal` at the longest length."""
-    found: dict[str, Any] = {}
-    for peer in ("fa4", "flex", "fa4 native"):
-        for way in ("forward", "backward"):
-            ratios = {}
-            for row in rows:
-                ms = row["ms"][way]
-                if peer in ms and OURS in ms:
-                    ratios[f"D={row['dim']} S={row['length']} {row['layout']}"] = ms[peer] / ms[OURS]
-            if ratios:
-                worst = min(ratios, key=lambda name: ratios[name])
-                found[f"{peer} {way}"] = {
-                    "geometric mean": statistics.geometric_mean(ratios.values()),
-                    "worst": ratios[worst],
-                    "worst cell": worst,
-                    "cells": len(ratios),
-                }
-    longest = max((row["length"] for row in rows), default=0)
-    over = {f"D={row['dim']} {row['layout']}": over_ideal(row) for row in rows if row["length"] == longest}
-    known = {name: value for name, value in over.items() if value is not None}
-    if known:
-        worst = max(known, key=lambda name: known[name])
-        found["over density x dense"] = {"length": longest, "worst": known[worst], "worst cell": worst, "cells": len(known)}
-    return found
-
-
-def line_of(row: Row) -> str:
-    useful = 4e-9 * row["heads"] * row["length"] ** 2 * row["dim"] * row["density"]
-    parts = [f"D={row['dim']:3d} S={row['length']:5d} {row['layout']:14s} density {row['density']:.4f}"]
-    for way, factor in (("forward", 1.0), ("backward", 2.5)):
-        ms = row["ms"][way]
-        if OURS in ms:
-            rates = f"{ms[OURS]:.3f} ms {factor * useful / ms[OURS]:.0f} TFLOP/s"
-            parts.append(
-                f"{way} {rates} " + " ".join(f"{name} x{ms[name] / ms[OURS]:.2f}" for name in ("fa4", "flex", "fa4 native") if name in ms)
-            )
-    over = over_ideal(row)
-    parts += [] if over is None else [f"over density x dense {over:.2f}"]
-    parts += [f"{key}: {reason[:150]}" for key, reason in row["reasons"].items() if "no option of its own" not in reason]
-    return "  ".join(parts)

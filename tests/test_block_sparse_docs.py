@@ -1,51 +1,76 @@
-"""docs/block_sparse.md: its numbers are those that were measured, and its figure is drawn from them."""
+"""docs/block_sparse.md: its numbers are those that were measured, its figure is drawn from them, and both come from the generator."""
 
 from __future__ import annotations
 
-import importlib.util
-import json
+import importlib
+import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-PAGE = (ROOT / "docs" / "block_sparse.md").read_text(encoding="utf-8")
-ROWS = json.loads((ROOT / "benchmarks" / "results" / "h200" / "block_sparse_quick.json").read_text())["quick"]
-HEADS = 16
-
-
-@pytest.mark.parametrize("row", ROWS, ids=[f"d{row['dim']}-s{row['length']}-{row['density']:.4f}" for row in ROWS])
-def test_the_table_holds_what_was_measured(row: dict) -> None:
-    useful = 4e-9 * HEADS * row["length"] ** 2 * row["dim"] * row["density"]
-    rates = [f"{useful / row[kernel][0]:.0f} / {2.5 * useful / row[kernel][1]:.0f}" for kernel in ("hopper", "portable")]
-    over = row["hopper"][0] / row["density"] / row["dense"][0]
-    expected = f"| {row['dim']} | {row['length']} | {row['density']:.4f} | {rates[0]} | {rates[1]} | {over:.2f} |"
-    assert expected in PAGE, f"docs/block_sparse.md lacks {expected}"
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
 @pytest.fixture
-def figure() -> ModuleType:
-    pytest.importorskip("matplotlib", reason="needs matplotlib (extra bench)")
-    spec = importlib.util.spec_from_file_location("block_sparse_figure", ROOT / "benchmarks" / "block_sparse_figure.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    module = importlib.import_module("block_sparse_report")
+    for name in ("block_sparse_report", "block_sparse_summary"):  # other tests find nothing of it
+        monkeypatch.delitem(sys.modules, name)
     return module
 
 
-def test_the_figure_is_drawn_and_its_points_lie_on_lines(figure: ModuleType, tmp_path: Path) -> None:
-    said = figure.draw(ROWS, tmp_path / "figure.png")
-    assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
-    assert (ROOT / "docs" / "block_sparse.png").exists()
-    off = [int(line.rpartition("within ")[2].rstrip("%")) for line in said if "hopper" in line]
-    assert len(off) == 4
-    assert max(off) <= 4, f"the page says within 4%: {said}"
+def row_of(dim: int, share: int, **changed: dict) -> dict:
+    """One row of the comparison in which fa4 takes twice and flex three times as long as ours."""
+    ours = {"forward": 8.0 / share + 0.1, "backward": 24.0 / share + 0.5}
+    ms = {way: {"block_sparse": t, "fa4": 2 * t, "flex": 3 * t} for way, t in ours.items()}
+    ms["forward"] |= {"dense cudnn": 10.0, "dense fa3": 8.0}
+    row = {"dim": dim, "length": 32768, "heads": 16, "layout": f"random 1/{share}", "density": 1 / share, "ms": ms}
+    return {**row, "late": [], "errors": {}, "reasons": {}, **changed}
 
 
-def test_a_line_is_found(figure: ModuleType) -> None:
-    import numpy as np
+def results_of(rows: list[dict]) -> dict:
+    versions = {"torch": "1", "triton": "2", "flash-attn-4": "3"}
+    build = [{"layout": "causal, S = 131072", "blocks": 524800, "ms": 1.25, "schedule ms": 0.5, "peak MB": 12.0}]
+    return {"machine": {"device": "a card", "versions": versions, "commit": "abc"}, "compare": rows, "build": build}
 
-    density = np.array([0.1, 0.5, 1.0])
-    assert figure.line_through(density, 3.0 * density + 0.5) == pytest.approx((3.0, 0.5, 0.0))
+
+def test_the_page_shows_the_committed_results(report: ModuleType) -> None:
+    assert report.measured(*report.load()) in report.PAGE.read_text(encoding="utf-8"), "run python benchmarks/block_sparse_report.py"
+    assert report.FIGURE.exists()
+
+
+def test_the_table_of_a_comparison(report: ModuleType) -> None:
+    text = report.measured(results_of([row_of(128, share) for share in (1, 4, 32)]), report.load()[1])
+    assert "| 128 | 32768 | random 1/4 | 0.2500 | 1047 / 846 | 524 / 423 | 349 / 282 | - / - | 1.05 |" in text
+    assert "| fa4, forward | 3 | 2.00 | 2.00 (D=128 S=32768 random 1/1) |" in text
+    assert "| flex, backward | 3 | 3.00 | 3.00 (D=128 S=32768 random 1/1) |" in text
+    assert "at most 1.40 times density x dense (D=128 random 1/32), in 3 cells" in " ".join(text.split())
+    assert "| causal, S = 131072 | 524800 | 1.25 | 0.50 | 12 |" in text
+    assert "Left out" not in text
+
+
+def test_what_was_wrong_is_said_and_has_no_rate(report: ModuleType) -> None:
+    rows = [row_of(64, share) for share in (1, 2, 4)]
+    wrong = "ArithmeticError: relative error of dq is 1.5e+02, at most 1e-02 is right"
+    del rows[1]["ms"]["backward"]["fa4"]
+    rows[1]["reasons"] = {"fa4 backward": wrong, "fa4 native": "NotImplementedError: no option"}
+    text = report.measured(results_of(rows), report.load()[1])
+    assert "- fa4 backward, 1 cells, the first D = 64, S = 32768, random 1/2: relative error of dq is 1.5e+02" in text
+    assert "no option" not in text
+    assert "| fa4, backward | 2 |" in text
+
+
+def test_the_figure_is_drawn_and_our_points_lie_on_lines(report: ModuleType, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="needs matplotlib (extra bench)")
+    for points in (report.points(*report.load()), [row_of(dim, share) for dim in (128, 64) for share in (1, 4, 32)]):
+        report.draw(points, tmp_path / "figure.png")
+        assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+        ours = [fit for (_, _, name), fit in report.lines(points).items() if name in ("hopper", "block_sparse")]
+        assert len(ours) == 4
+        assert max(off for _, _, off in ours) < 0.1
+
+
+def test_a_line_is_found(report: ModuleType) -> None:
+    assert report.line_through([0.1, 0.5, 1.0], [0.8, 2.0, 3.5]) == pytest.approx((3.0, 0.5, 0.0))

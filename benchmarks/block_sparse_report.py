@@ -141,8 +141,9 @@ def both_kernels(rows: list[Row]) -> list[str]:
 def points(compared: dict[str, Any] | None, quick: list[Row]) -> list[Row]:
     """What is drawn: `dim`, `length`, `density`, `ms` by direction and name. Random blocks of the run beside the peers, or of the
     earlier one."""
-    if compared is not None:
-        return [row for row in compared["compare"] if row["layout"].startswith("random")]
+    drawn = [row for row in compared["compare"] if row["layout"].startswith("random")] if compared else []
+    if drawn:
+        return drawn
     names = ("hopper", "portable")
     made = []
     for row in quick:

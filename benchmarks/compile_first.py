@@ -53,7 +53,7 @@ def jobs_of(matrix: Matrix, backends: list[str]) -> list[tuple[str, Workload]]:
     ranks: Counter[tuple[str, str]] = Counter()
     ranked = []
     for workload in matrix.workloads:
-        for name in backends or matrix.backends:
+        for name in filter(lambda name: matrix.runs(workload, name), backends or matrix.backends):
             ranked.append((ranks[name, workload.family], name, workload))
             ranks[name, workload.family] += 1
     return [(name, workload) for _, name, workload in sorted(ranked, key=lambda each: each[0])]

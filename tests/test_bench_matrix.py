@@ -51,6 +51,9 @@ def test_lists_are_crossed_and_sizes_derived(tmp_path):
         ("[[workloads]]\ntokens = 64\nbatch = 2", "both tokens and batch"),
         ("rounds = 0\n[[workloads]]\nlength = 4", "rounds is 0"),
         ("backends = ['a']\nrelative_to = 'b'\n[[workloads]]\nlength = 4", "none of the backends a"),
+        ("backends = ['a']\n[[workloads]]\nbackends = ['b']", "a workload is for b, none of the backends a"),
+        ("[[workloads]]\nbackends = 'b'", "backends is 'b'"),
+        ("only = {}\n[[workloads]]\nlength = 4", "has only"),
         ("workloads = 3", "write each as a"),
         ("[[workloads]", "matrix.toml"),
     ],
@@ -58,6 +61,21 @@ def test_lists_are_crossed_and_sizes_derived(tmp_path):
 def test_what_does_not_fit_is_named(tmp_path, text, part):
     with pytest.raises(ValueError, match=part):
         matrix_of(tmp_path, text)
+
+
+def test_a_table_may_name_backends_of_its_own(tmp_path):
+    text = """
+        backends = ["naive", "tiled"]
+        [[workloads]]
+        length = 64
+        [[workloads]]
+        backends = ["tiled"]
+        length = 128
+    """
+    matrix = matrix_of(tmp_path, text)
+    first, second = matrix.workloads
+    assert all(matrix.runs(first, name) for name in ("naive", "tiled"))
+    assert [name for name in matrix.backends if matrix.runs(second, name)] == ["tiled"]
 
 
 def test_ids_are_unique_and_the_quick_matrices_hold():

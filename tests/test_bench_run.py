@@ -141,6 +141,13 @@ def test_a_run_that_is_cut_off_is_resumed(tmp_path):
     assert len(Results.read(path).cells) == 4
 
 
+def test_a_workload_runs_on_the_backends_that_it_names():
+    results = Results({})
+    matrix = Matrix((SMALL, dataclasses.replace(SMALL, length=8)), rounds=3, only={SMALL.id: ("b",)})
+    run(matrix, {"a": Fake("a"), "b": Fake("b")}, results, quiet)
+    assert [(cell.workload.length, cell.backend) for cell in results.cells] == [(SMALL.length, "b"), (8, "a"), (8, "b")]
+
+
 @pytest.mark.parametrize("side_by_side", [1, 2])
 def test_backends_take_turns(side_by_side):
     order = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ class Matrix:
         rounds: how often each backend's turn comes; they take turns, so that drift hits all alike.
         seconds: of measured calls a turn.
         timeout: seconds that a backend may take to answer, its first call and compilation included.
+        only: id of a workload -> the backends that run it; those that are not in it run on all.
         side_by_side: backends that compile and are checked at one time. More than one saves time where there are cores
             enough; first calls are then slower, and memory is shared. Times are always taken one at a time.
     """
@@ -41,6 +42,7 @@ class Matrix:
     seconds: float = 0.1
     timeout: float = 120.0
     side_by_side: int = 1
+    only: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.workloads:
@@ -54,7 +56,8 @@ class Matrix:
 
     @classmethod
     def from_toml(cls, path: Path) -> Matrix:
-        """Top-level keys are those of this class; each `[[workloads]]` table crosses its lists.
+        """Top-level keys are those of this class but `only`; each `[[workloads]]` table crosses its lists, for its own `backends` alone
+        if it names some.
 
         Raises:
             ValueError: what doesn't parse, or a key or value that there isn't.
@@ -63,16 +66,33 @@ class Matrix:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"{path}: {error}") from None
-        unknown = sorted(table.keys() - {f.name for f in fields(cls)})
+        keys = [f.name for f in fields(cls) if f.name != "only"]
+        unknown = sorted(table.keys() - set(keys))
         if unknown:
-            raise ValueError(f"{path} has {', '.join(unknown)}; it takes {', '.join(f.name for f in fields(cls))}")
+            raise ValueError(f"{path} has {', '.join(unknown)}; it takes {', '.join(keys)}")
         entries = table.pop("workloads", [])
         if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
             raise ValueError(f"{path}: workloads is {entries!r}; write each as a [[workloads]] table")
-        backends = table.pop("backends", [])
-        if not isinstance(backends, list) or not all(isinstance(name, str) for name in backends):
-            raise ValueError(f"{path}: backends is {backends!r}; it takes a list of names")
-        return cls(workloads=workloads_of(entries), backends=tuple(backends), **table)
+        backends = _names(path, table.pop("backends", []))
+        made: dict[Workload, tuple[str, ...]] = {}
+        for entry in entries:
+            names = _names(path, entry.pop("backends", []))
+            strangers = sorted(set(names) - set(backends)) if backends else []
+            if strangers:
+                raise ValueError(f"{path}: a workload is for {', '.join(strangers)}, none of the backends {', '.join(backends)}")
+            for workload in workloads_of([entry]):
+                made.setdefault(workload, names)
+        only = {workload.id: names for workload, names in made.items() if names}
+        return cls(workloads=tuple(made), backends=backends, only=only, **table)
+
+    def runs(self, workload: Workload, backend: str) -> bool:
+        return backend in self.only.get(workload.id, (backend,))
+
+
+def _names(path: Path, given: Any) -> tuple[str, ...]:
+    if not isinstance(given, list) or not all(isinstance(name, str) for name in given):
+        raise ValueError(f"{path}: backends is {given!r}; it takes a list of names")
+    return tuple(given)
 
 
 def workloads_of(entries: Iterable[Mapping[str, Any]]) -> tuple[Workload, ...]:

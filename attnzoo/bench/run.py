@@ -54,8 +54,9 @@ def run(matrix: Matrix, contestants: Mapping[str, Contestant], results: Results,
     """Run what `results` does not hold yet, adding cells to it a workload at a time; ends the contestants."""
     try:
         for workload in matrix.workloads:
-            missing = [contestant for name, contestant in contestants.items() if not results.has(workload, name)]
-            progress(workload.id, "", len(contestants) - len(missing))
+            taking_part = [name for name in contestants if matrix.runs(workload, name)]
+            missing = [contestants[name] for name in taking_part if not results.has(workload, name)]
+            progress(workload.id, "", len(taking_part) - len(missing))
             if missing:
                 results.add(_cells(matrix, workload, missing, progress))
     finally:

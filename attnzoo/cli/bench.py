@@ -155,7 +155,8 @@ def _run(matrix: Matrix, output: Path | None, resume: bool) -> Results:
         raise ValueError(f"no backend takes {device}")
     base = matrix.relative_to or next((name for name in ("sdpa", "naive") if name in taking_part), next(iter(taking_part)))
     results.settings = {"rounds": matrix.rounds, "seconds": matrix.seconds, "relative_to": base}
-    with _progress(len(matrix.workloads) * len(taking_part)) as progress:
+    cells = sum(matrix.runs(workload, name) for workload in matrix.workloads for name in taking_part)
+    with _progress(cells) as progress:
         run(matrix, taking_part, results, progress)
     return results
 

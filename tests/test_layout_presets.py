@@ -81,6 +81,26 @@ def test_mask_mod():
         check(made, table)
 
 
+@pytest.mark.parametrize(("q_len", "kv_len"), [(64, 96), (50, 70), (0, 16), (16, 0)])
+def test_what_a_mask_mod_may_return(q_len, kv_len):
+    storage = torch.rand(q_len * kv_len + 1) < 0.5
+    table = storage[1:].view(q_len, kv_len)  # contiguous, at an odd address
+    rows, columns = torch.arange(q_len) < q_len // 2, torch.arange(kv_len) < kv_len // 2
+    returned = {
+        "a view": (lambda b, h, i, j: table[: len(i), : j.shape[1]] if len(i) == q_len else table[i, j], table),
+        "a transposed view": (lambda b, h, i, j: table.mT.contiguous().mT[i, j], table),
+        "of the query alone": (lambda b, h, i, j: i < q_len // 2, rows[:, None].expand(q_len, kv_len)),
+        "of the key alone": (lambda b, h, i, j: j < kv_len // 2, columns.expand(q_len, kv_len)),
+        "one answer": (lambda b, h, i, j: torch.tensor(True), torch.ones(q_len, kv_len, dtype=torch.bool)),
+    }
+    for block in (16, 20, (32, 8)):
+        for name, (mask_mod, expected) in returned.items():
+            if name == "a view" and (block == 20 or (q_len, kv_len) == (50, 70)):
+                continue  # the function is asked for whole blocks there, beyond this table
+            made = layouts.from_mask_mod(mask_mod, q_len, kv_len, block=block)
+            assert torch.equal(made.to_dense()[0, 0], expected), f"{name}, blocks of {block}"
+
+
 def test_topk_takes_the_best_blocks():
     scores = torch.tensor([[0.1, 0.9, 0.5], [0.7, -1.0, 0.8]])
     made = layouts.topk(scores, 2, q_len=30, kv_len=40, block=16)

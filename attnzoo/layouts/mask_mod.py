@@ -42,12 +42,11 @@ def from_mask_mod(
     rows, columns = -(-q_len // block_q), -(-kv_len // block_kv)
     full, partial = (torch.zeros(batch * heads * rows, columns, dtype=torch.bool, device=device) for _ in range(2))
     bits = []
-    for first, tiles in _chunks(mask_mod, q_len, kv_len, batch, heads, (block_q, block_kv), device):
-        kept, exists = tiles
+    for first, kept, is_cut in _chunks(mask_mod, q_len, kv_len, batch, heads, (block_q, block_kv), device):
         here = slice(first, first + kept.shape[0])
-        full[here] = (kept | ~exists).flatten(-2).all(-1)
-        partial[here] = kept.flatten(-2).any(-1) & ~full[here]
-        bits.append(pack_bits(kept[partial[here]]))
+        full[here], has_any = _all_and_any(kept if is_cut is None else kept | is_cut)
+        partial[here] = has_any & ~full[here] if is_cut is None else _all_and_any(kept)[1] & ~full[here]
+        bits.append(pack_bits(kept.transpose(1, 2)[partial[here]]))
     return BlockLayout._trusted(
         q_len=q_len,
         kv_len=kv_len,
@@ -63,8 +62,9 @@ def from_mask_mod(
 
 def _chunks(
     mask_mod: MaskMod, q_len: int, kv_len: int, batch: int, heads: int, block: tuple[int, int], device: torch.device
-) -> Iterator[tuple[int, tuple[Tensor, Tensor]]]:
-    """`(first row, (kept, exists))`, the tiles `(rows, columns, block_q, block_kv)` of some rows of one head."""
+) -> Iterator[tuple[int, Tensor, Tensor | None]]:
+    """`(first row, kept, is_cut)`: what some rows of blocks of one head keep, `(rows, block_q, columns, block_kv)`, and
+    which of these pairs lie past the ends; None where none does, which spares passes over all pairs."""
     block_q, block_kv = block
     rows, columns = -(-q_len // block_q), -(-kv_len // block_kv)
     step = max(1, ELEMENTS_AT_ONCE.get(device.type, 2**22) // max(block_q * columns * block_kv, 1))
@@ -73,14 +73,24 @@ def _chunks(
         b, h = (torch.tensor(index, device=device) for index in divmod(head, heads))
         for first in range(0, rows, step):
             count = min(step, rows - first)
+            shape = (count, block_q, columns, block_kv)
             i = torch.arange(first * block_q, (first + count) * block_q, device=device)[:, None]
-            exists = (i < q_len) & (j < kv_len)
-            kept = _called(mask_mod, b, h, i.clamp(max=q_len - 1), j.clamp(max=kv_len - 1)).expand(exists.shape) & exists
+            table = (count * block_q, columns * block_kv)
+            kept, is_cut = _called(mask_mod, b, h, i.clamp(max=q_len - 1), j.clamp(max=kv_len - 1)).expand(table), None
+            if (first + count) * block_q > q_len or columns * block_kv > kv_len:
+                is_cut = (i >= q_len) | (j >= kv_len)
+                kept, is_cut = kept & ~is_cut, is_cut.view(shape)
+            yield head * rows + first, kept.contiguous().view(shape), is_cut
 
-            def tiled(table: Tensor, count: int = count) -> Tensor:
-                return table.view(count, block_q, columns, block_kv).transpose(1, 2)
 
-            yield head * rows + first, (tiled(kept), tiled(exists))
+def _all_and_any(tiles: Tensor) -> tuple[Tensor, Tensor]:
+    """Of `(rows, block_q, columns, block_kv)` bool, whether all and whether any of each block are True: `(rows, columns)`."""
+    if not tiles.numel():
+        return tiles.all(3).all(1), tiles.any(3).any(1)
+    eight = tiles.shape[3] % 8 == 0 and tiles.storage_offset() % 8 == 0  # bools at once, as one integer
+    numbers = tiles.view(torch.int64 if eight else torch.uint8)
+    least, most = numbers.amin((1, 3)), numbers.amax((1, 3))
+    return least == (0x0101010101010101 if eight else 1), (least != 0) | (most != 0)
 
 
 def _called(mask_mod: MaskMod, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:

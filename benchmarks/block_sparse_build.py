@@ -73,7 +73,6 @@ def now() -> float:
 def start_of_memory() -> int:
     if DEVICE != "cuda":
         return 0
-    torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
     return torch.cuda.memory_allocated()
 

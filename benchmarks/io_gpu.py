@@ -36,7 +36,6 @@ from attnzoo.bench.workload import Workload
 from attnzoo.registry import default
 from attnzoo.traffic import Traffic, of_kernels, of_standard
 
-TIMEOUT = 120
 CUDA = torch.device("cuda")
 Found = Iterator[tuple[str, Any]]
 
@@ -94,22 +93,22 @@ def prepared_of(case: Case) -> Prepared:
     return prepared
 
 
-def measure(names: list[str]) -> Found:
-    """Case -> predicted and counted bytes of each kernel, or why there are none. The cases of one length share a process."""
+def measure(names: list[str], seconds: float = 120.0) -> Found:
+    """Case -> predicted and counted bytes of each kernel, or why there are none; the cases of one length share a process."""
     metrics = io_ncu.known_metrics()
     asked = [name for name in CASES if not names or name in names]
     for length in dict.fromkeys(CASES[name].workload.length for name in asked):
         group = [name for name in asked if CASES[name].workload.length == length]
-        kernels, problem = under_ncu(group, metrics)
+        kernels, problem = under_ncu(group, metrics, seconds)
         for place, name in enumerate(group):
             found = summary(prediction(CASES[name]), kernels[place] if place < len(kernels) else [])
             yield name, found | ({} if found["kernels"] else {"problem": problem})
 
 
-def under_ncu(names: list[str], metrics: frozenset[str]) -> tuple[list[list[dict[str, Any]]], str]:
+def under_ncu(names: list[str], metrics: frozenset[str], seconds: float) -> tuple[list[list[dict[str, Any]]], str]:
     """The kernels of each case, as far as it came, and the end of what was said."""
     try:
-        done = subprocess.run(io_ncu.command(Path(__file__), names, metrics), capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        done = subprocess.run(io_ncu.command(Path(__file__), names, metrics), capture_output=True, text=True, timeout=seconds, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return [], f"{type(error).__name__}: {str(error)[-300:]}"
     return io_ncu.counted(done.stdout), (done.stdout + done.stderr)[-500:]
@@ -250,6 +249,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--processes", type=int, default=4)
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for the cases of one length under ncu")
     asked = parser.parse_args()
     unknown = sorted(set(asked.cases) - CASES.keys())
     if unknown:
@@ -259,7 +259,9 @@ def main() -> None:
     elif asked.part == "compile":
         compile_all(asked.processes)
     else:
-        keep(asked.output, asked.part, {"measure": lambda: measure(asked.cases), "paper": paper, "tiles": tiles}[asked.part]())
+        keep(
+            asked.output, asked.part, {"measure": lambda: measure(asked.cases, asked.timeout), "paper": paper, "tiles": tiles}[asked.part]()
+        )
 
 
 if __name__ == "__main__":

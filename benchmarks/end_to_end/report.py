@@ -1,12 +1,13 @@
 """The end-to-end results as Markdown and as a picture of the loss curves.
 
-python benchmarks/end_to_end/report.py RESULTS.json [--picture FILE.svg]
+python benchmarks/end_to_end/report.py RESULTS.json [MORE.json] [--picture FILE.svg] [--merge FILE.json] [--page]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         same = {r["attention"]: r for r in rows if (r["model"], r["length"]) == (row["model"], row["length"]) and r["status"] == "time"}
         head = f"| {row['model']} | {row['length']} | {row['attention']} |"
         if row["status"] != "time":
-            lines.append(f"{head} {row['status']}: {row.get('detail', '')} | | | | |")
+            lines.append(f"{head} {row['status']}: {row.get('detail', '').replace('|', '/')} | | | | |")
             continue
         beside = [f"{row['tokens_s'] / same[name]['tokens_s']:.2f} x" if name in same else "" for name in ("eager", "stock")]
         peak = "" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}"
@@ -63,15 +64,47 @@ def draw(curves: list[dict[str, Any]], file: Path) -> None:
     figure.savefig(file, dpi=130)
 
 
+def measured(results: dict[str, Any]) -> str:
+    """The part of docs/end_to_end.md between its markers: results of a card."""
+    machine = results["machine"]
+    versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items() if name in ("torch", "triton"))
+    parts = [f"One {machine['name']}, {versions}, commit {machine.get('commit')} (`benchmarks/results/h200/end_to_end.json`)."]
+    if results["steps"]:
+        parts.append(table(results["steps"]))
+    if results["curves"]:
+        setting = results["curves"][0]
+        sizes = ", ".join(f"{setting[name]} {name}" for name in ("layers", "width", "heads", "length", "batch", "steps") if name in setting)
+        parts += [f"Loss curves of a small decoder ({sizes}):", losses(results["curves"])]
+    return "\n\n".join(parts)
+
+
+def merged(files: list[Path]) -> dict[str, Any]:
+    """Runs of one machine as one: the rows of all."""
+    every = [json.loads(file.read_text()) for file in files]
+    names = {each["machine"]["name"] for each in every}
+    if len(names) > 1:
+        raise SystemExit(f"results of several machines: {', '.join(sorted(names))}")
+    return every[0] | {part: [row for each in every for row in each[part]] for part in ("steps", "curves")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("results", type=Path)
+    parser.add_argument("results", type=Path, nargs="+")
     parser.add_argument("--picture", type=Path)
+    parser.add_argument("--merge", type=Path, metavar="FILE", help="write all results there as one")
+    parser.add_argument("--page", action="store_true", help="write the measured part of docs/end_to_end.md")
     asked = parser.parse_args()
-    results = json.loads(asked.results.read_text())
+    results = merged(asked.results)
     print(table(results["steps"]), losses(results["curves"]), sep="\n\n")
     if asked.picture is not None:
         draw(results["curves"], asked.picture)
+    if asked.merge is not None:
+        asked.merge.write_text(json.dumps(results, indent=1) + "\n")
+    if asked.page:
+        sys.path.insert(0, str(Path(__file__).parents[1]))
+        from pages import write
+
+        write("end_to_end.md", measured(results))
 
 
 if __name__ == "__main__":

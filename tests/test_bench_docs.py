@@ -1,0 +1,94 @@
+"""The measured parts of docs/bench.md, io.md and end_to_end.md are what the committed results say; results with holes make tables."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from attnzoo.bench.results import Cell, Results
+from attnzoo.bench.workload import Workload
+
+ROOT = Path(__file__).parents[1]
+MACHINE = {"name": "card", "device": "cuda", "versions": {"torch": "2", "triton": "3", "other": "4"}, "commit": "abc", "ceilings": {}}
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], ModuleType]:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks" / "end_to_end"))
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module
+
+
+@pytest.mark.parametrize(
+    ("page", "name", "results"),
+    [("bench.md", "bench_tables", "bench.json"), ("io.md", "io_tables", "io.json"), ("end_to_end.md", "report", "end_to_end.json")],
+)
+def test_a_page_shows_the_committed_results(script, page, name, results):
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    shown = text.partition("<!-- measured:begin -->")[2].partition("<!-- measured:end -->")[0].strip()
+    file = ROOT / "benchmarks" / "results" / "h200" / results
+    if not file.exists():
+        assert shown.startswith("Known gap"), f"docs/{page} shows numbers of no committed results"
+        return
+    read = Results.read if name == "bench_tables" else lambda path: json.loads(path.read_text())
+    assert shown == script(name).measured(read(file)), f"write docs/{page} anew: it says what its script says"
+
+
+def cell(backend: str, workload: Workload, status: str = "time", ms: float = 1.0, detail: str = "") -> Cell:
+    return Cell(backend, workload, status, detail, (ms,) * 3 if status == "time" else (), flops=10**12, hbm_bytes=10**9)
+
+
+def test_a_matrix_with_holes(script):
+    """The fastest is bold, a cell without a time says why, one that is missing is empty."""
+    short, long = (Workload(length=n, kv_length=n, device="cuda", cache="cold") for n in (512, 1024))
+    layout = Workload(device="cuda", cache="cold", layout="random:0.5")
+    cells = [cell("flash", short), cell("fa4", short, ms=2.0), cell("flash", long, "wrong", detail="o is off | by 1"), cell("fa4", layout)]
+    text = script("bench_tables").measured(Results(MACHINE, {"rounds": 3, "seconds": 0.1}, cells))
+    assert "| 64 | no | 512 | **1000** | 500 |" in text, text
+    assert "| 64 | no | 1024 | wrong |  |" in text, text
+    assert "| forward | no | 1 | 2.00 | 2.00 at D = 64, S = 512 |" in text, text
+    assert "| 1024 | 1 | 1.000 / - |" in text, text
+    assert "4 cells: 3 time, 1 wrong." in text, text
+    assert "wrong: o is off / by 1 |" in text, text
+    assert script("bench_tables").measured(Results(MACHINE, {}, [cell("flash", long, "error")])), "nothing has a time"
+
+
+def test_bytes_with_holes(script):
+    tables = script("io_tables")
+
+    def case(ratio: float | None) -> dict[str, Any]:
+        counted = None if ratio is None else ratio * 1e9
+        found = {"predicted_l2": 1e9, "compulsory": 1e8, "measured_l2": counted, "measured_dram": None, "ratio": ratio}
+        return found | ({"problem": "no permission"} if ratio is None else {})
+
+    measure = {"dense-forward-8192": case(1.1), "dense-both-8192": case(1.2), "sparse-both-8192": case(None)}
+    paper = {"flash": {"ms": 2.0, "gflop": 1.0, "l2_gb": 2.0}, "eager, with mask and dropout": {"ms": 20.0}, "sdpa_cudnn": {"error": "E"}}
+    tiled = {"16 x 16": {"ms": 3.0, "l2_gb": 4.0}, "256 x 64": {"error": "too large", "l2_gb": 1.0}}
+    text = tables.measured({"machine": MACHINE, "measure": measure, "paper": paper, "tiles": tiled})
+    assert "| dense | forward | 8192 | 1 | 1.1 | 1.10 | 0.1 |  |" in text, text
+    assert "1 of 3 cases are within 15% of the account. Beyond it: dense-both-8192 (1.20). sparse-both-8192 was not counted" in text, text
+    assert "| flash | 2.00 | 10.0 x | 1.0 | 2.0 | 7.3 / 5.7 x |" in text, text
+    assert "| 256 x 64 | 1.00 | too large |" in text, text
+    assert "ms" not in tables.measured({"machine": MACHINE}), "parts that did not run are left out"
+
+
+def test_steps_of_two_runs_are_one_table(script, tmp_path):
+    report = script("report")
+    row = {"model": "m", "length": 8, "status": "time", "tokens_s": 10.0, "ms": 1.0, "peak_gib": 2.0}
+    files = []
+    for attention, more in (("stock", {}), ("flash", {"tokens_s": 20.0}), ("eager", {"status": "out of memory", "detail": "a | b"})):
+        files.append(tmp_path / f"{attention}.json")
+        files[-1].write_text(json.dumps({"machine": MACHINE, "steps": [{**row, "attention": attention, **more}], "curves": []}))
+    text = report.measured(report.merged(files))
+    assert "| m | 8 | flash | 20 |  | 2.00 x | 1.0 | 2.0 |" in text, text
+    assert "| m | 8 | eager | out of memory: a / b | | | | |" in text, text
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"machine": {**MACHINE, "name": "another"}, "steps": [], "curves": []}))
+    with pytest.raises(SystemExit, match="several machines"):
+        report.merged([*files, other])

@@ -25,12 +25,9 @@ def measured(results: Results) -> str:
     dense = [cell for cell in results.cells if not cell.workload.layout and cell.workload.cache == "cold"]
     sparse = [cell for cell in results.cells if cell.workload.layout]
     warm = [cell for cell in results.cells if not cell.workload.layout and cell.workload.cache == "warm"]
-    how = (
-        f"Medians of {results.settings.get('rounds')} rounds of {results.settings.get('seconds')} s, the cache overwritten before each call"
-    )
-    parts = [
-        f"{machine_line(results)}. Medians of {rounds}, the cache overwritten before each call (`benchmarks/results/h200/bench.json`)."
-    ]
+    rounds = f"{results.settings.get('rounds')} rounds of {results.settings.get('seconds')} s"
+    how = f"Medians of {rounds}, the cache overwritten before each call (`benchmarks/results/h200/bench.json`)."
+    parts = [f"{machine_line(results)}. {how}"]
     for direction in ("forward", "backward"):
         cells = [cell for cell in dense if cell.workload.direction == direction]
         if any(cell.status == "time" for cell in cells):

@@ -47,6 +47,24 @@ def decoding(results: dict[str, Any]) -> list[str]:
     return [*lines, "", f"256 queries over 131072 keys, 8/1 heads: {few_heads['few heads']:.0f} TFLOP/s."]
 
 
+def searched(results: dict[str, Any]) -> list[str]:
+    """What random problems and the sanitizers found."""
+    deep, sanitizers = results["deep"], results["sanitizers"]
+    lines = [
+        f"The deep profile: {deep['problems']} random problems and {deep['variants']} kernel variants, {deep['failed']} failures,"
+        f" {deep['seconds']} s on two cards (`{deep['command']}`).",
+        "",
+        f"compute-sanitizer (`{sanitizers['command']}`), errors:",
+        "",
+        "| tool | portable kernels | Hopper kernels | the right kernel of `sanitizer_limits.py` |",
+        "| --- | --- | --- | --- |",
+    ]
+    for tool, found in sanitizers["tools"].items():
+        cells = [f"{found[f'{kernels} errors']}, {found[f'{kernels} calls']} calls" for kernels in ("portable", "Hopper")]
+        lines.append(f"| {tool} | {cells[0]} | {cells[1]} | {found['limits'] or 0} |")
+    return lines
+
+
 def measured(results: dict[str, Any]) -> str:
     """Everything between the markers."""
     card, torch, triton = results["machine"]
@@ -60,6 +78,7 @@ def measured(results: dict[str, Any]) -> str:
         "\n".join(ratios(results)),
         "Few queries, 64/8 heads, D = 128, 32768 keys, bf16:",
         "\n".join(decoding(results)),
+        "\n".join(searched(results)),
         f"{results['repeats']['times']} deterministic backward passes with all but 2 GiB of the card's memory taken gave equal bits.",
     ]
     return "\n\n".join(parts)

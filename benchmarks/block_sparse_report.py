@@ -14,13 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from block_sparse_summary import OURS, PEERS, WAYS, Row, over_ideal, summary, tflops
+from pages import RESULTS, table, write
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "h200"
 COMPARED, QUICK = RESULTS / "block_sparse.json", RESULTS / "block_sparse_quick.json"
-PAGE = ROOT / "docs" / "block_sparse.md"
-FIGURE = ROOT / "docs" / "block_sparse.png"
-BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
+PAGE = "block_sparse.md"
+FIGURE = Path(__file__).parents[1] / "docs" / "block_sparse.png"
 STYLES = {
     "block_sparse": ("#1f4e79", "o-"),
     "fa4": ("#b5651d", "s--"),
@@ -32,11 +30,6 @@ STYLES = {
 
 def wrapped(text: str) -> str:
     return textwrap.fill(text, 125, break_long_words=False, break_on_hyphens=False)
-
-
-def table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
-    return "\n".join(lines)
 
 
 # One run beside the peers
@@ -234,9 +227,7 @@ def load() -> tuple[dict[str, Any] | None, list[Row]]:
 
 def main() -> None:
     compared, quick = load()
-    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{measured(compared, quick)}\n\n{END}{after}", encoding="utf-8")
+    write(PAGE, measured(compared, quick))
     draw(points(compared, quick), FIGURE)
 
 

@@ -105,7 +105,18 @@ def in_one_run(results: dict[str, Any]) -> list[str]:
     if "build" in results:
         parts.append("Layouts made on the device, transposed lists included, and the schedule of a layout's first call:")
         parts.append(built(results["build"]))
+        parts += topk_against_forward(results["build"], rows)
     return parts
+
+
+def topk_against_forward(made: list[dict[str, Any]], rows: list[Row]) -> list[str]:
+    """Choosing an eighth of the blocks beside one forward over as many of them, where both were measured."""
+    chosen = [each for each in made if each["layout"].startswith("topk")]
+    forwards = {row["dim"]: row["ms"]["forward"].get(OURS) for row in rows if (row["length"], row["layout"]) == (32768, "random 1/8")}
+    said = [f"{ms:.2f} ms at D = {dim}" for dim, ms in forwards.items() if ms is not None]
+    if not chosen or not said:
+        return []
+    return [wrapped(f"topk takes {chosen[0]['ms']:.2f} ms there, one forward over random blocks of that density {', '.join(said)}.")]
 
 
 # The earlier run of both kinds of kernels

@@ -32,7 +32,8 @@ def row_of(dim: int, share: int, **changed: dict) -> dict:
 
 def results_of(rows: list[dict]) -> dict:
     versions = {"torch": "1", "triton": "2", "flash-attn-4": "3"}
-    build = [{"layout": "causal, S = 131072", "blocks": 524800, "ms": 1.25, "schedule ms": 0.5, "peak MB": 12.0}]
+    costs = {"blocks": 524800, "ms": 1.25, "schedule ms": 0.5, "peak MB": 12.0}
+    build = [{"layout": name, **costs} for name in ("causal, S = 131072", "topk, S = 32768")]
     return {"machine": {"device": "a card", "versions": versions, "commit": "abc"}, "compare": rows, "build": build}
 
 
@@ -51,6 +52,9 @@ def test_the_table_of_a_comparison(report: ModuleType) -> None:
     assert "at most 1.40 times density x dense (D=128 random 1/32), in 3 cells" in " ".join(text.split())
     assert "| causal, S = 131072 | 524800 | 1.25 | 0.50 | 12 |" in text
     assert "Left out" not in text
+    assert "topk takes" not in text  # there is no forward at 1/8 beside it
+    text = report.measured(results_of([row_of(128, share) for share in (1, 4, 8)]), report.load()[1])
+    assert "topk takes 1.25 ms there, one forward over random blocks of that density 1.10 ms at D = 128." in " ".join(text.split())
 
 
 def test_what_was_wrong_is_said_and_has_no_rate(report: ModuleType) -> None:

@@ -4,11 +4,13 @@ A CTA owns BN keys of one key head: it walks the query blocks that see them, of 
 dK and dV stay in registers and need no atomics. With P = exp(S - lse), dP = dO V^T and dS = P (dP - delta):
 dV += P^T dO, dK += dS^T Q, dQ += dS K. Keys are the rows of every tile (S^T = K Q^T, dP^T = V dO^T), so that P^T and
 dS^T are register operands of dV and dK; only dS^T goes through shared memory, for dQ, which the two consumer
-warpgroups split along the head dim. The fp32 dQ tile leaves by TMA from a warp of its own: the first CTA to reach a
-query block stores it, the others add to it, so that nobody has to zero it.
+warpgroups split along the queries where each gets 64 of them, the rows of an instruction, else along the head dim. The
+fp32 dQ tile leaves by TMA from a warp of its own: the first CTA to reach a query block stores it, the others add to it,
+so that nobody has to zero it.
 """
 
 from attnzoo.backends.hopper.barriers import (
+    DQ_FULL,
     EMPTY_FIRST,
     EMPTY_SECOND,
     EXCHANGE,
@@ -36,6 +38,7 @@ from attnzoo.backends.hopper.schedule import query_blocks
 
 LOG2E: gl.constexpr = gl.constexpr(1.4426950408889634)
 READERS: gl.constexpr = gl.constexpr(2 * 128 + 32)  # threads at a stage's barrier: two consumer warpgroups and the producer warp
+WRITERS: gl.constexpr = gl.constexpr(128 + 32)  # at the barrier of a half of dQ: the warpgroup that wrote it and the dq writer
 FAR: gl.constexpr = gl.constexpr(2**30)  # beyond every position
 
 
@@ -101,24 +104,24 @@ def producer(
 
 
 @gluon.jit
-def dq_writer(desc_dq, state_ptr, dqs, walk, q_heads, kv_heads, group, width, q_blocks):
-    dq_sm, dq_full, dq_empty = dqs
+def dq_writer(desc_dq, state_ptr, dqs, walk, q_heads, kv_heads, group, width, q_blocks, BM: gl.constexpr):
+    dq_sm, dq_empty = dqs
     first_row, start_row, end_row, steps = walk
     batch, kv_head = place(kv_heads, width)
-    BM: gl.constexpr = dq_sm.shape[1]
-    HALF_D: gl.constexpr = dq_sm.shape[2]
+    ROWS: gl.constexpr = dq_sm.shape[1] % BM  # from one half to the other: BM is 0, since then the columns are halved
+    COLUMNS: gl.constexpr = 0 if ROWS else dq_sm.shape[2]
     dependency_wait()
     head = kv_head * group
     row = start_row
-    for i in range(steps):
+    for _ in range(steps):
         block_state = state_ptr + (batch * q_heads + head) * q_blocks + row // BM
         is_first = claim(block_state)
         for wg in gl.static_range(2):
-            mbarrier.wait(dq_full.index(wg), i & 1)
+            barrier_sync(DQ_FULL + wg, WRITERS)
             if is_first:
-                tma_store(desc_dq, [batch * q_heads + head, row, wg * HALF_D], dq_sm.index(wg))
+                tma_store(desc_dq, [batch * q_heads + head, row + wg * ROWS, wg * COLUMNS], dq_sm.index(wg))
             else:
-                tma_add(desc_dq, [batch * q_heads + head, row, wg * HALF_D], dq_sm.index(wg))
+                tma_add(desc_dq, [batch * q_heads + head, row + wg * ROWS, wg * COLUMNS], dq_sm.index(wg))
         for wg in gl.static_range(2):
             tma_store_wait(1 - wg)
             mbarrier.arrive(dq_empty.index(wg), count=1)
@@ -137,7 +140,7 @@ def consumer(
     LSE_EARLY: gl.constexpr = variant[2]
     k_sm, v_sm, kv_full = kv
     q_sm, do_sm, lse_sm, delta_sm, q_full, do_full = queries
-    dq_sm, dq_full, dq_empty = dqs
+    dq_sm, dq_empty = dqs
     first_row, start_row, end_row, steps = walk
     kv_len, left, right = bounds
     STAGES: gl.constexpr = q_sm.shape[0]
@@ -146,15 +149,16 @@ def consumer(
     D: gl.constexpr = k_sm.shape[1]
     key = gl.program_id(1) * BN
     HALF_N: gl.constexpr = BN // 2
-    HALF_D: gl.constexpr = D // 2
+    DQ_ROWS: gl.constexpr = dq_sm.shape[1]
+    DQ_COLUMNS: gl.constexpr = dq_sm.shape[2]
     dtype: gl.constexpr = k_sm.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     dkv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF_D, 16])
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_COLUMNS, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, dkv_layout, 2)
     column: gl.constexpr = gl.SliceLayout(0, s_layout)
     zero_s = gl.zeros([HALF_N, BM], gl.float32, s_layout)
-    zero_dq = gl.zeros([BM, HALF_D], gl.float32, dq_layout)
+    zero_dq = gl.zeros([DQ_ROWS, DQ_COLUMNS], gl.float32, dq_layout)
     dk = gl.zeros([HALF_N, D], gl.float32, dkv_layout)
     dv = gl.zeros([HALF_N, D], gl.float32, dkv_layout)
     columns = gl.arange(0, BM, layout=column)
@@ -163,7 +167,7 @@ def consumer(
     cut_above = key - left - BM + 1  # and those after this the left one
     k_half = k_sm.slice(WG * HALF_N, HALF_N, 0)
     v_half = v_sm.slice(WG * HALF_N, HALF_N, 0)
-    k_columns = k_sm.slice(WG * HALF_D, HALF_D, 1)
+    k_dq = k_sm if DQ_ROWS < BM else k_sm.slice(WG * DQ_COLUMNS, DQ_COLUMNS, 1)
     row = start_row
     mbarrier.wait(kv_full.index(0), 0)
     mbarrier.wait(kv_full.index(1), 0)
@@ -191,6 +195,9 @@ def consumer(
             lse = lse_sm.index(stage).load(column)
         p = gl.exp2(s * scale - lse[None, :])  # 0 for rows past the end and rows without keys, whose lse here is inf
         p16 = gl.convert_layout(p.to(dtype), operand)
+        if LSE_EARLY:
+            # it has come long ago: a branch, over which ptxas does not hoist the next wait; 3% of a full backward at head dim 128
+            mbarrier.wait(do_full.index(stage), phase)
         dp = warpgroup_mma_wait(0, deps=(dp,))
         delta = delta_sm.index(stage).load(column)
         ds = (p * (dp - delta[None, :])).to(dtype)
@@ -198,14 +205,15 @@ def consumer(
         dv = warpgroup_mma(p16, do, dv, is_async=True)
         fence_async_shared()
         barrier_sync(EXCHANGE, 256)  # both halves of dS are in shared memory
-        dq = warpgroup_mma(ds_sm.index(i % 2).permute((1, 0)), k_columns, zero_dq, use_acc=False, is_async=True)
+        ds_dq = ds_sm.index(i % 2).slice(WG * DQ_ROWS, DQ_ROWS, 1) if DQ_ROWS < BM else ds_sm.index(i % 2)
+        dq = warpgroup_mma(ds_dq.permute((1, 0)), k_dq, zero_dq, use_acc=False, is_async=True)
         dk = warpgroup_mma(gl.convert_layout(ds, operand), q, dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, deps=(dv, dq))
         barrier_arrive(EMPTY_SECOND + stage, READERS)
         mbarrier.wait(dq_empty.index(WG), (i & 1) ^ 1)
         dq_sm.index(WG).store(dq)
         fence_async_shared()
-        mbarrier.arrive(dq_full.index(WG), count=1)
+        barrier_arrive(DQ_FULL + WG, WRITERS)
         dk = warpgroup_mma_wait(0, deps=(dk,))
         barrier_arrive(EMPTY_FIRST + stage, READERS)
         row += BM
@@ -245,24 +253,22 @@ def attention_backward(
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BM, D], dtype)
     kv_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BN, D], dtype)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BN, BM], dtype)
-    dq_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BM, D // 2], gl.float32)
+    dq_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(desc_dq.block_type.shape[1:], gl.float32)
     vector: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
     k_sm = gl.allocate_shared_memory(dtype, [BN, D], kv_layout)
     v_sm = gl.allocate_shared_memory(dtype, [BN, D], kv_layout)
     q_sm = gl.allocate_shared_memory(dtype, [STAGES, BM, D], q_layout)
     do_sm = gl.allocate_shared_memory(dtype, [STAGES, BM, D], q_layout)
     ds_sm = gl.allocate_shared_memory(dtype, [2, BN, BM], ds_layout)
-    dq_sm = gl.allocate_shared_memory(gl.float32, [2, BM, D // 2], dq_layout)
+    dq_sm = gl.allocate_shared_memory(gl.float32, [2, desc_dq.block_type.shape[1], desc_dq.block_type.shape[2]], dq_layout)
     lse_sm = gl.allocate_shared_memory(gl.float32, [STAGES, BM], vector)
     delta_sm = gl.allocate_shared_memory(gl.float32, [STAGES, BM], vector)
     kv_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    dq_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
         mbarrier.init(kv_full.index(i), count=1)
-        mbarrier.init(dq_full.index(i), count=1)
         mbarrier.init(dq_empty.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_full.index(i), count=1)
@@ -276,7 +282,7 @@ def attention_backward(
     launch_dependents()
     kv = (k_sm, v_sm, kv_full)
     queries = (q_sm, do_sm, lse_sm, delta_sm, q_full, do_full)
-    dqs = (dq_sm, dq_full, dq_empty)
+    dqs = (dq_sm, dq_empty)
     bounds = (kv_len, left, right)
     variant: gl.constexpr = (LEFT, RIGHT, LSE_EARLY)
     gl.warp_specialize(
@@ -284,7 +290,7 @@ def attention_backward(
             (consumer, (gl.constexpr(0), desc_dk, desc_dv, scale * LOG2E, kv, queries, ds_sm, dqs, walk, kv_heads, width, bounds, variant)),
             (consumer, (gl.constexpr(1), desc_dk, desc_dv, scale * LOG2E, kv, queries, ds_sm, dqs, walk, kv_heads, width, bounds, variant)),
             (producer, (desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries, walk, q_heads, kv_heads, group, width)),
-            (dq_writer, (desc_dq, state_ptr, dqs, walk, q_heads, kv_heads, group, width, q_blocks)),
+            (dq_writer, (desc_dq, state_ptr, dqs, walk, q_heads, kv_heads, group, width, q_blocks, BM)),
         ],
         [4, 1, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],

@@ -7,12 +7,14 @@ A named barrier is full when the stated number of threads has come, by `sync` (w
 
 from attnzoo.backends.hopper.names import gl, gluon
 
-# 5 to 8: all consumers have read K (backward: Q) of stage 0 to 3; 11 to 14: likewise V (backward: dO)
+# 5 to 8 (backward: 5 and 6): all consumers have read K (backward: Q) of stage 0 to 3; 11 to 14: likewise V (backward: dO)
 EMPTY_FIRST: gl.constexpr = gl.constexpr(5)
 EMPTY_SECOND: gl.constexpr = gl.constexpr(11)
 # 9 and 10: forward, whose turn it is to issue Q K^T; 9: backward, both halves of dS are written
 TURN: gl.constexpr = gl.constexpr(9)
 EXCHANGE: gl.constexpr = gl.constexpr(9)
+# 7 and 8: backward, a warpgroup's half of dQ is written
+DQ_FULL: gl.constexpr = gl.constexpr(7)
 
 
 @gluon.constexpr_function

@@ -235,7 +235,7 @@ def backward_descriptors(plan: Plan, tensors: tuple[Tensor, ...], scratch: Scrat
         *(tile_descriptor(tensor, rows, columns) for tensor, rows in zip(tensors, (block_q, block_kv, block_kv, block_q))),
         row_descriptor(scratch.lse2, block_q),
         row_descriptor(scratch.delta, block_q),
-        tile_descriptor(scratch.dq_sum, block_q, columns // 2),
+        tile_descriptor(scratch.dq_sum, *plan.tile.dq_block(columns)),
         tile_descriptor(dk, block_kv // 2, columns),
         tile_descriptor(dv, block_kv // 2, columns),
     )

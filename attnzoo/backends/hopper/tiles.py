@@ -65,6 +65,14 @@ class BackwardTile:
     consumer_registers: int = 240
     producer_registers: int = 24
 
+    def dq_block(self, columns: int) -> tuple[int, int]:
+        """Rows and columns of a warpgroup's half of dQ.
+
+        Halved rows read 128 bytes of shared memory a cycle of products, halved columns of head dim 64 192, where 128 is
+        what there is; but an instruction has 64 rows.
+        """
+        return (64, columns) if self.block_q == 128 else (self.block_q, columns // 2)
+
 
 def padded_head_dim(head_dim: int) -> int:
     """Tiles have power-of-two sides; TMA fills the columns past head_dim with zeros."""

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from attnzoo.bench.results import Results
     from attnzoo.bench.run import Progress
 
+QUICK_AT_ONCE = 8  # what compiles for long, such as flex on a CPU, keeps nobody else waiting
+
 Names = Annotated[list[str] | None, typer.Option("--backend", metavar="NAME", help="May be repeated; by default all that take the device.")]
 Sizes = list[int] | None
 Words = list[str] | None
@@ -121,7 +123,7 @@ def _matrix(path: Path | None, quick: bool, given: dict[str, Any], device: str |
     if not quick:
         return Matrix(workloads_of([{**given, "device": place}]), **settings)
     entries = [{**entry, "device": place} for entry in (QUICK_CUDA if place.startswith("cuda") else QUICK_CPU)]
-    return Matrix(workloads_of(entries), **({"rounds": 3, "seconds": 0.05} | settings))
+    return Matrix(workloads_of(entries), **({"rounds": 3, "seconds": 0.05, "side_by_side": QUICK_AT_ONCE} | settings))
 
 
 def _accelerator() -> str:

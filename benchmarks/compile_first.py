@@ -13,7 +13,7 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -67,18 +67,25 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=600.0, help="stop after so many, whatever is under way")
     asked = parser.parse_args()
     verdicts: Counter[tuple[str, str]] = Counter()
-    pool = ProcessPoolExecutor(asked.processes, mp_context=multiprocessing.get_context("spawn"))
-    calls = [pool.submit(attempt, name, workload.to_dict()) for name, workload in jobs_of(Matrix.from_toml(asked.matrix), asked.backend)]
+    left = jobs_of(Matrix.from_toml(asked.matrix), asked.backend)
     started = time.perf_counter()
-    try:
-        for call in as_completed(calls, timeout=asked.seconds):
-            backend, workload, verdict, seconds = call.result()
-            verdicts[backend, verdict.partition(":")[0]] += 1
-            print(f"{time.perf_counter() - started:5.1f} s {backend} {workload}: {verdict} ({seconds:.1f} s)", flush=True)
-    except TimeoutError:
-        print(f"stopped after {asked.seconds:g} s, {sum(not call.done() for call in calls)} calls not done", flush=True)
-        for process in multiprocessing.active_children():
-            process.kill()
+    while left and time.perf_counter() - started < asked.seconds:
+        pool = ProcessPoolExecutor(asked.processes, mp_context=multiprocessing.get_context("spawn"))
+        calls = {pool.submit(attempt, name, workload.to_dict()): (name, workload) for name, workload in left}
+        try:
+            for call in as_completed(calls, timeout=max(asked.seconds - (time.perf_counter() - started), 0.1)):
+                backend, workload, verdict, seconds = call.result()
+                left.remove(calls[call])
+                verdicts[backend, verdict.partition(":")[0]] += 1
+                print(f"{time.perf_counter() - started:5.1f} s {backend} {workload}: {verdict} ({seconds:.1f} s)", flush=True)
+        except TimeoutError:
+            break
+        except BrokenExecutor:  # a compiler took its process down, and nobody says which: the first in line has been tried longest
+            name, lost = left.pop(0)
+            print(f"a process died; {name} {lost.id} is left out", flush=True)
+    print(f"stopped after {time.perf_counter() - started:.0f} s, {len(left)} calls not done", flush=True)
+    for process in multiprocessing.active_children():
+        process.kill()
     for (backend, verdict), count in sorted(verdicts.items()):
         print(f"{backend}: {count} {verdict}", flush=True)
     os._exit(0)  # a pool whose processes were killed would wait for them

@@ -121,7 +121,7 @@ def prediction(case: Case) -> Traffic:
 def summary(predicted: Traffic, kernels: list[dict[str, Any]]) -> dict[str, Any]:
     """Sums over the kernels, beside the prediction; None for what was not counted."""
     totals = io_ncu.totals(kernels) if kernels else {}
-    moved = totals["from_l2"] + totals["to_l2"] if {"from_l2", "to_l2"} <= totals.keys() else None
+    moved = io_ncu.moved(totals)
     dram = totals["dram_read"] + totals["dram_written"] if {"dram_read", "dram_written"} <= totals.keys() else None
     return {
         "predicted_l2": predicted.moved,

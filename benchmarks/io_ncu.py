@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-__all__ = ["METRICS", "command", "counted", "known_metrics", "mark", "totals"]
+__all__ = ["METRICS", "command", "counted", "known_metrics", "mark", "moved", "totals"]
 
 METRICS = {
     "l1tex__m_xbar2l1tex_read_bytes.sum": "from_l2",  # into a multiprocessor
@@ -25,6 +25,8 @@ METRICS = {
     "gpu__time_duration.sum": "ns",
 }
 """Metric -> our name for it."""
+NEEDED = frozenset(metric for metric, name in METRICS.items() if name in ("from_l2", "to_l2", "dram_read", "dram_written"))
+SECTOR = 32  # bytes
 MARK = "spin_kernel"
 
 
@@ -36,13 +38,13 @@ def mark() -> None:
 
 
 def known_metrics() -> frozenset[str]:
-    """Those of METRICS that this ncu knows on this card, since it stops at one that it doesn't; all if it won't say."""
+    """Those of METRICS that this ncu knows on this card, since it stops at one that it doesn't; the needed ones if it won't say."""
     try:
         done = subprocess.run(["ncu", "--query-metrics"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return frozenset(METRICS)
+        return NEEDED
     names = set(re.findall(r"^([a-z0-9]+__\w+)", done.stdout, re.MULTILINE))
-    return frozenset(metric for metric in METRICS if metric.partition(".")[0] in names) or frozenset(METRICS)
+    return frozenset(metric for metric in METRICS if metric.partition(".")[0] in names) or NEEDED
 
 
 def command(script: Path, cases: list[str], metrics: frozenset[str]) -> list[str]:
@@ -51,7 +53,7 @@ def command(script: Path, cases: list[str], metrics: frozenset[str]) -> list[str
         "--profile-from-start",
         "off",
         "--target-processes",
-        "application-only",
+        "all",
         "--clock-control",
         "none",
         "--cache-control",
@@ -87,3 +89,10 @@ def totals(kernels: list[dict[str, Any]]) -> dict[str, float]:
     """Sums over a case's kernels, of the metrics that each of them has."""
     names = [name for name in METRICS.values() if all(kernel.get(name) is not None for kernel in kernels)]
     return {name: sum(kernel[name] for kernel in kernels) for name in names}
+
+
+def moved(totals: dict[str, float]) -> float | None:
+    """Bytes between the multiprocessors and L2, seen from their side, or else from L2's; None if neither was counted."""
+    if {"from_l2", "to_l2"} <= totals.keys():
+        return totals["from_l2"] + totals["to_l2"]
+    return totals["l2_sectors"] * SECTOR if "l2_sectors" in totals else None

@@ -70,6 +70,12 @@ def test_a_case_that_was_not_reached_says_why(io_gpu, tmp_path, monkeypatch):
     assert "FileNotFoundError" in each["problem"]
 
 
+def test_bytes_are_counted_on_either_side_of_the_crossbar(io_gpu):
+    assert io_gpu.io_ncu.moved({"from_l2": 90, "to_l2": 10, "l2_sectors": 1}) == 100
+    assert io_gpu.io_ncu.moved({"to_l2": 10, "l2_sectors": 3}) == 96
+    assert io_gpu.io_ncu.moved({"to_l2": 10}) is None
+
+
 def test_results_are_kept_as_they_come(io_gpu, tmp_path, monkeypatch):
     monkeypatch.setattr(io_gpu, "describe", lambda device: {"name": "card"})
     output = tmp_path / "out.json"

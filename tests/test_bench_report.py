@@ -110,6 +110,19 @@ def test_pictures_hold_every_time():
     assert figures(results(cell("a", status="wrong"))) == {}, "nothing to draw is no picture"
 
 
+def test_a_curve_over_density_is_of_one_length():
+    pytest.importorskip("matplotlib", reason="needs matplotlib (extra bench)")
+    from attnzoo.bench.plots import figures
+
+    layouts = {"random:1": 1.0, "random:0.5": 0.5}
+    cells = [cell("a", n * density, length=n, layout=layout, density=density) for n in (64, 128) for layout, density in layouts.items()]
+    axes = figures(results(*cells))["Time against density"].axes
+    assert len(axes) == 2, [each.get_title() for each in axes]
+    for length, each in zip((64, 128), axes):
+        assert each.get_title().startswith(f"S {length}, "), each.get_title()
+        assert list(each.lines[0].get_ydata()) == [length * 0.5, length * 1.0]
+
+
 class Fetches(HTMLParser):
     """Collects what a browser would fetch, and the text."""
 

@@ -48,7 +48,7 @@ def figures(results: Results) -> dict[str, Figure]:
     made = {
         "Speed against length": _grid(_many(dense, _length), looks, _speed),
         "Memory against length": _grid(_many([c for c in dense if c.peak], _length), looks, _memory),
-        "Time against density": _grid(_many([c for c in timed if c.workload.layout], _density), looks, _density_curve),
+        "Time against density": _grid(_many([c for c in timed if c.workload.layout], _density, _of_length), looks, _density_curve),
         "Roofline": _roofline(results, timed, looks),
     }
     return {title: figure for title, figure in made.items() if figure is not None}
@@ -73,11 +73,19 @@ def _density(cell: Cell) -> float:
     return cell.density
 
 
-def _many(cells: Sequence[Cell], x: Callable[[Cell], float]) -> dict[str, list[Cell]]:
+def _family(cell: Cell) -> str:
+    return cell.workload.family
+
+
+def _of_length(cell: Cell) -> str:
+    return f"S {cell.workload.length}, {cell.workload.family}"
+
+
+def _many(cells: Sequence[Cell], x: Callable[[Cell], float], family_of: Callable[[Cell], str] = _family) -> dict[str, list[Cell]]:
     """Families of cells that have at least two places on the x axis."""
     families: dict[str, list[Cell]] = {}
     for cell in cells:
-        families.setdefault(cell.workload.family, []).append(cell)
+        families.setdefault(family_of(cell), []).append(cell)
     return {family: members for family, members in families.items() if len({x(cell) for cell in members}) > 1}
 
 

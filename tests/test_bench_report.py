@@ -111,15 +111,14 @@ def test_pictures_hold_every_time():
 
 
 def test_a_curve_over_density_is_of_one_length():
-    pytest.importorskip("matplotlib", reason="needs matplotlib (extra bench)")
-    from attnzoo.bench.plots import figures
-
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra bench)")
     layouts = {"random:1": 1.0, "random:0.5": 0.5}
     cells = [cell("a", n * density, length=n, layout=layout, density=density) for n in (64, 128) for layout, density in layouts.items()]
     axes = figures(results(*cells))["Time against density"].axes
     assert len(axes) == 2, [each.get_title() for each in axes]
     for length, each in zip((64, 128), axes):
         assert each.get_title().startswith(f"S {length}, "), each.get_title()
+        assert max(map(len, each.get_title().splitlines())) < 60, "wider than its axes"
         assert list(each.lines[0].get_ydata()) == [length * 0.5, length * 1.0]
 
 

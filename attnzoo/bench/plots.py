@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ COLOURS = (
 )
 MARKERS = "osD^vP*Xh<>p"
 ACROSS = 3
+WIDEST = 58  # characters of a title
 
 Looks = Mapping[str, dict[str, Any]]
 """Backend -> colour and marker, the same in every picture."""
@@ -118,9 +120,8 @@ def _legend(figure: Figure, looks: Looks, shown: set[str]) -> None:
 
 
 def _wrapped(family: str) -> str:
-    """In two lines, the second from the device on."""
-    parts = family.split(", ")
-    return ", ".join(parts[:-3]) + "\n" + ", ".join(parts[-3:])
+    """In lines that are no wider than the axes."""
+    return "\n".join(textwrap.wrap(family, WIDEST))
 
 
 def _curves(cells: Sequence[Cell], x: Callable[[Cell], float]) -> dict[str, list[Cell]]:

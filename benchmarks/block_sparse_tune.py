@@ -37,7 +37,6 @@ def run_of(kernel: str, dim: int, tile: tuple[int, ...], length: int = 8192) -> 
     """A closure that runs one kernel under one tile over random blocks."""
     from attnzoo.backends.block_sparse_triton import backward_keys, backward_queries, forward
     from attnzoo.backends.block_sparse_triton.launch import SMALLER, SparseProblem
-    from attnzoo.backends.block_sparse_triton.schedule import Schedule
     from attnzoo.backends.triton import problem, table
     from attnzoo.backends.triton.delta import RowStatistics
 
@@ -50,7 +49,7 @@ def run_of(kernel: str, dim: int, tile: tuple[int, ...], length: int = 8192) -> 
     q, k, v, g = [torch.randn(1, length, heads, dim, device=device).to(torch.bfloat16).transpose(1, 2) for _ in range(4)]
     layout = layouts.random(length, density=0.25, block=128, device=device)
     spec = AttentionSpec.of(q, k, v, layout=layout)
-    call = SparseProblem(problem.Problem(spec, AttentionInputs.of(spec, q, k, v, layout=layout)), Schedule.of(layout))
+    call = SparseProblem(spec, AttentionInputs.of(spec, q, k, v, layout=layout))
     lse = torch.full((1, heads, length), 8.0, device=device)
     stats = RowStatistics(lse, torch.zeros_like(lse), None)
     o, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)

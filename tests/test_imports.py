@@ -36,9 +36,12 @@ CORE = (
 # Beside the kernels: what several of them use, and what launches them. Every other module there is a kernel's own, and
 # kernels import from these alone, never from each other.
 SHARED = (
+    "triton.bias_sums",
+    "triton.calls",
     "triton.launch",
     "triton.launchers",
     "triton.problem",
+    "triton.steps",
     "triton.table",
     "triton.tiles",
     "triton.delta",

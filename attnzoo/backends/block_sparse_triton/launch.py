@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from attnzoo.backends.block_sparse_triton.schedule import Schedule
 from attnzoo.backends.triton.problem import Facts, Problem
 from attnzoo.backends.triton.table import Tile
+from attnzoo.inputs import AttentionInputs
 from attnzoo.layout import LayoutSummary
+from attnzoo.spec import AttentionSpec
 
 SMALLEST = 16  # rows that tl.dot takes
 FOUR_WARPS = 64  # rows up to which four warps are enough
 SMALLER = {Tile(128, 128, 8, 3): Tile(128, 128, 8, 2)}  # at D = 128 three stages leave nothing of an H200's 227 KiB
 
 
-@dataclass(frozen=True, eq=False, slots=True)
-class SparseProblem:
-    """A call with a layout: its tensors, and the layout's schedule."""
+class SparseProblem(Problem):
+    """The tensors of a call with a layout, and the layout's schedule."""
 
-    problem: Problem
-    schedule: Schedule
+    def __init__(self, spec: AttentionSpec, inputs: AttentionInputs) -> None:
+        assert inputs.layout is not None
+        super().__init__(spec, inputs)
+        schedule = Schedule.of(inputs.layout)
+        self.row_lists = (schedule.rows, schedule.rule, schedule.row_shape)
+        self.column_lists = (schedule.columns, schedule.rule, schedule.column_shape)
+        self.layout_types = (schedule.types,)
 
 
 def layout_of(facts: Facts) -> LayoutSummary:

@@ -7,10 +7,12 @@ import triton.language as tl
 from torch import Tensor
 
 from attnzoo.backends.block_sparse_triton.launch import SparseProblem, layout_of, over_keys, tile_of, tiles_of
-from attnzoo.backends.block_sparse_triton.tiles import line_of, rule_tile, tested_block, walk_of
+from attnzoo.backends.block_sparse_triton.tiles import own_tile, rule_scores, streamed_tile, walk_of
+from attnzoo.backends.triton.calls import call_norms
 from attnzoo.backends.triton.launch import Kernel, Plan
 from attnzoo.backends.triton.problem import Facts, padded_rows
-from attnzoo.backends.triton.tiles import COARSE, dot, exp_above, first_stat, head_of, load_rows, score_tile, visible
+from attnzoo.backends.triton.steps import COARSE, exp_above, score_tile
+from attnzoo.backends.triton.tiles import first_stat, head_of, load_rows, padded, visible
 
 
 @triton.jit
@@ -43,13 +45,15 @@ def sparse_norms_kernel(
 
     Writes those rows alone: norm `(B, Hq, padded Sq)` fp32 holds ones. Other tensors: as in the forward.
     """
+    BLOCK_D: tl.constexpr = padded(HEAD_DIM, HEAD_DIM)
+    KEY_TILES: tl.constexpr = (BLOCK_KV + BLOCK_N - 1) // BLOCK_N
     batches, q_heads, group, q_len, kv_len, wave = sizes
     left, right, diagonal = band
-    ROW_TILES: tl.constexpr = (BLOCK_Q + BLOCK_M - 1) // BLOCK_M
-    KEY_TILES: tl.constexpr = (BLOCK_KV + BLOCK_N - 1) // BLOCK_N
-    batch, head, block_row, tile, line = line_of(tl.program_id(0), lists, shape, ROW_TILES, q_heads, batches * q_heads, wave)
-    row = block_row * BLOCK_Q + tile * BLOCK_M
-    row_end = tl.minimum(q_len, (block_row + 1) * BLOCK_Q)
+    lengths = (q_len, kv_len)
+    call = (mask, bias, segments, None, lengths, band, scale, softcap)
+    batch, head, line, row, row_end, row_within = own_tile(
+        tl.program_id(0), lists, shape, q_heads, batches * q_heads, wave, q_len, BLOCK_M, BLOCK_Q
+    )
     rows = row + tl.arange(0, BLOCK_M)
     lse = tl.load(lse_ptr + (batch * q_heads + head) * q_len + rows, mask=rows < row_end, other=0.0)
     is_coarse = (tl.abs(lse) > COARSE) & (lse != -float("inf"))
@@ -57,24 +61,16 @@ def sparse_norms_kernel(
         total = tl.zeros([BLOCK_M], tl.float32)
         if sinks_ptr is not None:
             total += tl.exp(tl.load(sinks_ptr + head).to(tl.float32) - lse)
-        q_head, q_row = head_of(q, batch, head)
-        k_head, k_row = head_of(k, batch, head // group)
-        q_tile = load_rows(q_head, q_row, row, row_end, HEAD_DIM, HEAD_DIM, BLOCK_M, True, WIDE)
+        q_rows, k_rows = head_of(q, batch, head), head_of(k, batch, head // group)
+        q_tile = load_rows(q_rows, row, row_end, HEAD_DIM, BLOCK_D, BLOCK_M, True, WIDE)
         bounds = visible(row, tl.maximum(tl.minimum(row + BLOCK_M, row_end) - 1, row), kv_len, left, right, diagonal, BLOCK_KV)
         walk = walk_of(lists, line, bounds, BLOCK_KV, EDGES, False)
         for step in range(0, walk[5] * KEY_TILES):
-            block, is_partial, place = tested_block(lists, walk, step // KEY_TILES)
-            within = step % KEY_TILES * BLOCK_N
-            column = block * BLOCK_KV + within
-            column_end = tl.minimum(kv_len, (block + 1) * BLOCK_KV)
+            column, column_end, within, is_partial, place = streamed_tile(lists, walk, step, kv_len, True, BLOCK_N, BLOCK_KV)
             i, j = rows[:, None], (column + tl.arange(0, BLOCK_N))[None, :]
-            k_tile = load_rows(k_head, k_row, column, column_end, HEAD_DIM, HEAD_DIM, BLOCK_N, True, WIDE)
-            product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
-            s, _slope = score_tile(product, i, j, batch, head, mask, bias, segments, (q_len, kv_len), band, scale, softcap, True, False)
-            kept = rule_tile(
-                i, j, batch, (q_len, kv_len), rule, place, is_partial, tile * BLOCK_M, within, BLOCK_M, BLOCK_N, BLOCK_Q, BLOCK_KV, False
-            )
-            s = tl.where(kept & (j < column_end), s, -float("inf"))
+            k_tile = load_rows(k_rows, column, column_end, HEAD_DIM, BLOCK_D, BLOCK_N, True, WIDE)
+            s, _slope = score_tile(q_tile, k_tile, i, j, batch, head, call, True, False, PRECISION)
+            s = rule_scores(s, i, j, batch, lengths, rule, place, is_partial, row_within, within, column_end, BLOCK_Q, BLOCK_KV, False)
             total += tl.sum(exp_above(s, lse[:, None], scale, False), 1)
         norm = 1.0 / tl.where(is_coarse, total, 1.0)
         tl.store(norm_ptr + first_stat(batch, head, q_heads, q_len) + rows, norm, mask=is_coarse)
@@ -101,30 +97,8 @@ def plan(facts: Facts, types: tuple[object, ...]) -> Plan:
     return facts.new_plan(KERNEL, tile, constants, facts.sizes(1, spec.q_heads), programs, types)
 
 
-def row_norms(sparse: SparseProblem, lse: Tensor) -> Tensor | None:
+def row_norms(problem: SparseProblem, lse: Tensor) -> Tensor | None:
     """`(B, Hq, padded Sq)` fp32; None without a bias, where scores stay small enough for the lse."""
-    problem, schedule = sparse.problem, sparse.schedule
-    facts, inputs = problem.facts, problem.inputs
-    if inputs.bias is None:
+    if problem.inputs.bias is None:
         return None
-    planned = facts.plan(plan, schedule.types)
-    norms = lse.new_ones(*lse.shape[:2], padded_rows(facts.spec.q_len))
-    arguments = (
-        problem.q,
-        problem.k,
-        lse,
-        norms,
-        problem.mask,
-        problem.bias,
-        problem.segments,
-        inputs.sinks,
-        schedule.rows,
-        schedule.rule,
-        schedule.row_shape,
-        planned.sizes,
-        facts.band,
-        facts.scale,
-        facts.spec.softcap,
-    )
-    planned.launch(arguments, problem.aligned(), problem.types)
-    return norms
+    return call_norms(plan, problem, lse, lse.new_ones(*lse.shape[:2], padded_rows(problem.spec.q_len)))

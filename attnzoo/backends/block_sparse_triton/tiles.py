@@ -14,15 +14,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from attnzoo.backends.triton.tiles import ROW_PADDING, dropout_pairs, dropout_tile
+from attnzoo.backends.triton.tiles import ROW_PADDING
 
 
 @triton.jit
-def line_of(program, lists, shape, TILES: tl.constexpr, heads, total_heads, wave):
-    """Batch, head, block line, tile within the block, and the line's place in the lists, of a program.
+def own_tile(program, lists, shape, heads, total_heads, wave, length, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """Of a program: batch, head, its line's place in the lists, and its tile: first position, end, and place in the block.
 
     `wave` heads at a time, so that what they walk stays in L2; within them the lines with most blocks go first.
     """
+    TILES: tl.constexpr = (BLOCK + TILE - 1) // TILE
     lines, batch_stride, head_stride = shape
     per_wave = lines * TILES * wave
     first_head = program // per_wave * wave
@@ -33,7 +34,8 @@ def line_of(program, lists, shape, TILES: tl.constexpr, heads, total_heads, wave
     first_line = batch * batch_stride + head * head_stride
     turn = within // width
     block = tl.load(lists[4] + first_line + turn // TILES)
-    return batch.to(tl.int64), head.to(tl.int64), block, turn % TILES, first_line + block
+    batch, head, tile, line = batch.to(tl.int64), head.to(tl.int64), turn % TILES, first_line + block
+    return batch, head, line, block * BLOCK + tile * TILE, tl.minimum(length, (block + 1) * BLOCK), tile * TILE
 
 
 @triton.jit
@@ -95,6 +97,21 @@ def tested_block(lists, walk, entry):
 
 
 @triton.jit
+def streamed_tile(lists, walk, step, length, TESTED: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """The tile of a step of a walk, in blocks that are tested or in the free ones: first position, end, and place in the block.
+
+    Then, of a tested block, whether it is partial, and its place in the packed bits.
+    """
+    TILES: tl.constexpr = (BLOCK + TILE - 1) // TILE
+    if TESTED:
+        block, is_partial, place = tested_block(lists, walk, step // TILES)
+    else:
+        block, is_partial, place = tl.load(lists[1] + walk[6] + step // TILES), False, 0
+    within = step % TILES * TILE
+    return block * BLOCK + within, tl.minimum(length, (block + 1) * BLOCK), within, is_partial, place
+
+
+@triton.jit
 def find_block(lists, line, block):
     """Whether the line holds the block, whether as a partial one, and its place among those."""
     full_end = tl.load(lists[0] + line + 1)
@@ -125,7 +142,8 @@ def bits_tile(
 
 
 @triton.jit
-def rule_tile(
+def rule_scores(
+    s,
     i,
     j,
     batch,
@@ -135,17 +153,19 @@ def rule_tile(
     is_partial,
     row,
     column,
-    BLOCK_M: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    end,
     BLOCK_Q: tl.constexpr,
     BLOCK_KV: tl.constexpr,
     KEYS_FIRST: tl.constexpr,
 ):
-    """Which pairs the layout keeps of a block, full ones included; (row, column) is where in the block the tile begins.
+    """Scores of a tile of a block, full ones included, -inf where the layout leaves a pair out and from key `end` on.
 
-    `rule` is `(bits, low, high, q ids, stride of their batches, kv ids, stride)`, absent parts None; the band keeps
-    `low <= j - i <= high`. i and j are index tiles that broadcast to the tile's shape, `(BLOCK_N, BLOCK_M)` if KEYS_FIRST.
+    (row, column) is where in the block the tile begins; `end` is None where no key needs that test. `rule` is
+    `(bits, low, high, q ids, stride of their batches, kv ids, stride)`, absent parts None; the band keeps
+    `low <= j - i <= high`. i and j are index tiles that broadcast to the tile's shape, `(keys, queries)` if KEYS_FIRST.
     """
+    ROWS: tl.constexpr = s.shape[1 if KEYS_FIRST else 0]
+    COLUMNS: tl.constexpr = s.shape[0 if KEYS_FIRST else 1]
     bits_ptr, low, high, q_ids, q_batch, kv_ids, kv_batch = rule
     kept = j < lengths[1]
     if low is not None:
@@ -160,22 +180,15 @@ def rule_tile(
             kv_id = kv_id.to(tl.int64)
         kept = kept & (q_id == kv_id)
     if bits_ptr is not None:
-        bits = bits_tile(bits_ptr, place, is_partial, row, column, BLOCK_M, BLOCK_N, BLOCK_Q, BLOCK_KV)
+        bits = bits_tile(bits_ptr, place, is_partial, row, column, ROWS, COLUMNS, BLOCK_Q, BLOCK_KV)
         kept = kept & (tl.trans(bits) if KEYS_FIRST else bits)
-    return kept | (is_partial == 0)
+    kept = kept | (is_partial == 0)
+    if end is not None:
+        kept = kept & (j < end)
+    return tl.where(kept, s, -float("inf"))
 
 
-@triton.jit
-def dropout_kept(dropout, batch, head, i, column, BLOCK_N: tl.constexpr, BLOCK_KV: tl.constexpr):
-    """The pairs that dropout keeps, `(rows of i, BLOCK_N)` from key `column` on."""
-    if BLOCK_KV % 4 == 0:
-        return dropout_tile(dropout, batch, head, i, column, BLOCK_N)
-    return dropout_pairs(dropout, batch, head, i, (column + tl.arange(0, BLOCK_N))[None, :])
-
-
-@triton.jit
-def row_stat(pointer, stat, rows, row_end, other, BLOCK_M: tl.constexpr, BLOCK_Q: tl.constexpr):
-    """Pivot, delta or norm of rows; `other` for those beyond the block: a pivot of +inf gives them weight 0, as in the padding."""
-    if ROW_PADDING % BLOCK_Q == 0 and BLOCK_Q % BLOCK_M == 0:
-        return tl.load(pointer + stat)
-    return tl.load(pointer + stat, mask=rows < row_end, other=other)
+@triton.constexpr_function
+def leaves_block(BLOCK_M, BLOCK_Q):
+    """Whether a tile's rows, or those of its statistics' padding, may lie in the next block."""
+    return ROW_PADDING % BLOCK_Q != 0 or BLOCK_Q % BLOCK_M != 0

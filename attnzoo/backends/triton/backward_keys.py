@@ -6,23 +6,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnzoo.backends.triton.calls import call_backward_keys
 from attnzoo.backends.triton.delta import RowStatistics
 from attnzoo.backends.triton.launch import Kernel, Plan
-from attnzoo.backends.triton.problem import Facts, Problem, is_wide, strided
-from attnzoo.backends.triton.tiles import (
-    dot,
-    dropout_tile,
-    exp_above,
-    first_stat,
-    head_of,
-    load_rows,
-    padded,
-    place,
-    score_tile,
-    segment_walk,
-    store_rows,
-    visible,
-)
+from attnzoo.backends.triton.problem import Facts, Problem
+from attnzoo.backends.triton.steps import dot, dropped, score_tile, weights
+from attnzoo.backends.triton.tiles import first_stat, head_of, load_rows, padded, place, segment_walk, store_rows, visible
 
 
 @triton.jit
@@ -62,51 +51,41 @@ def backward_keys_kernel(
     grad_k, grad_v like k and v, either may be None; pivot, delta `(B, Hq, padded Sq)` fp32. One program a tile of keys
     of one kv head; it walks all query heads of the group, and nothing is added to memory that others write.
     """
+    BLOCK_D: tl.constexpr = padded(HEAD_DIM, VALUE_DIM)
+    BLOCK_DV: tl.constexpr = padded(VALUE_DIM, HEAD_DIM)
     batches, q_heads, group, q_len, kv_len, wave = sizes
     lengths = (q_len, kv_len)
     left, right, diagonal = band
+    call = (mask, bias, segments, dropout, lengths, band, scale, softcap)
     kv_heads = q_heads // group
     tile, batch, kv_head = place(tl.program_id(0), tl.cdiv(kv_len, BLOCK_N), kv_heads, batches * kv_heads, wave)
     column = tile * BLOCK_N
     j = (column + tl.arange(0, BLOCK_N))[:, None]
-    k_head, k_row = head_of(k, batch, kv_head)
-    v_head, v_row = head_of(v, batch, kv_head)
-    k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, VALUE_DIM, BLOCK_N, True, WIDE)  # (BLOCK_N, D)
-    v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, HEAD_DIM, BLOCK_N, True, WIDE)  # (BLOCK_N, Dv)
-    dk = tl.zeros([BLOCK_N, padded(HEAD_DIM, VALUE_DIM)], tl.float32)
-    dv = tl.zeros([BLOCK_N, padded(VALUE_DIM, HEAD_DIM)], tl.float32)
+    k_rows, v_rows = head_of(k, batch, kv_head), head_of(v, batch, kv_head)
+    k_tile = load_rows(k_rows, column, kv_len, HEAD_DIM, BLOCK_D, BLOCK_N, True, WIDE)  # (BLOCK_N, D)
+    v_tile = load_rows(v_rows, column, kv_len, VALUE_DIM, BLOCK_DV, BLOCK_N, True, WIDE)  # (BLOCK_N, Dv)
+    dk = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
+    dv = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
 
-    bounds = visible(column, tl.minimum(column + BLOCK_N, kv_len) - 1, q_len, right, left, -diagonal, BLOCK_M)
-    start, stop = bounds[0], bounds[3]
-    if segments is not None:
-        start, stop = segment_walk(segments[7], kv_len, segments[6], q_len, batch, column, column + BLOCK_N - 1, start, stop, BLOCK_M)
+    walk = visible(column, tl.minimum(column + BLOCK_N, kv_len) - 1, q_len, right, left, -diagonal, BLOCK_M)
+    walk = segment_walk(segments, lengths, batch, column, column + BLOCK_N - 1, walk, BLOCK_M, True)
     for phase in tl.static_range(FIRST_PHASE, LAST_PHASE + 1):
-        begin = bounds[phase] if phase > FIRST_PHASE else start
-        end = bounds[phase + 1] if phase < LAST_PHASE else stop
+        begin = walk[phase] if phase > FIRST_PHASE else walk[0]
+        end = walk[phase + 1] if phase < LAST_PHASE else walk[3]
         steps = tl.cdiv(end - begin, BLOCK_M)
         for step in tl.range(0, steps * group if GROUPED else steps):
             head = kv_head * group + step // steps if GROUPED else kv_head
             row = begin + (step % steps if GROUPED else step) * BLOCK_M
-            q_head, q_row = head_of(q, batch, head)
-            g_head, g_row = head_of(grad_o, batch, head)
+            q_rows, g_rows = head_of(q, batch, head), head_of(grad_o, batch, head)
             rows = tl.multiple_of(row, BLOCK_M) + tl.arange(0, BLOCK_M)
             stat = first_stat(batch, head, q_heads, q_len) + rows
             i = rows[None, :]
-            q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, VALUE_DIM, BLOCK_M, True, WIDE)
-            product = dot(k_tile, tl.trans(q_tile), None, PRECISION)
-            s, slope = score_tile(
-                product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
-            )  # (BLOCK_N, BLOCK_M)
-            p = exp_above(s, tl.load(pivot_ptr + stat)[None, :], scale, FOLDED)
-            if norm_ptr is not None:
-                p *= tl.load(norm_ptr + stat)[None, :]
-            g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, HEAD_DIM, BLOCK_M, True, WIDE)
+            q_tile = load_rows(q_rows, row, q_len, HEAD_DIM, BLOCK_D, BLOCK_M, True, WIDE)
+            s, slope = score_tile(k_tile, q_tile, i, j, batch, head, call, phase != 1, FOLDED, PRECISION)  # (BLOCK_N, BLOCK_M)
+            p = weights(s, tl.load(pivot_ptr + stat)[None, :], norm_ptr, stat, None, scale, True, FOLDED)
+            g_tile = load_rows(g_rows, row, q_len, VALUE_DIM, BLOCK_DV, BLOCK_M, True, WIDE)
             dp = dot(v_tile, tl.trans(g_tile), None, PRECISION)  # (BLOCK_N, BLOCK_M)
-            kept_p = p
-            if dropout is not None:
-                kept = tl.trans(dropout_tile(dropout, batch, head, rows[:, None], column, BLOCK_N))
-                kept_p = tl.where(kept, p * dropout[2], 0.0)
-                dp = tl.where(kept, dp * dropout[2], 0.0)
+            kept_p, dp = dropped(p, dp, dropout, batch, head, rows, column, True, True)
             if grad_v is not None:
                 dv = dot(kept_p.to(g_tile.dtype), g_tile, dv, PRECISION)
             if grad_k is not None:
@@ -114,11 +93,9 @@ def backward_keys_kernel(
                 dk = dot(ds.to(q_tile.dtype), q_tile, dk, PRECISION)
 
     if grad_k is not None:
-        dk_head, dk_row = head_of(grad_k, batch, kv_head)
-        store_rows(dk_head, dk_row, column, kv_len, dk * grad_scale, HEAD_DIM, BLOCK_N, WIDE)
+        store_rows(head_of(grad_k, batch, kv_head), column, kv_len, dk * grad_scale, HEAD_DIM, BLOCK_N, WIDE)
     if grad_v is not None:
-        dv_head, dv_row = head_of(grad_v, batch, kv_head)
-        store_rows(dv_head, dv_row, column, kv_len, dv, VALUE_DIM, BLOCK_N, WIDE)
+        store_rows(head_of(grad_v, batch, kv_head), column, kv_len, dv, VALUE_DIM, BLOCK_N, WIDE)
 
 
 KERNEL = Kernel(backward_keys_kernel)
@@ -135,26 +112,4 @@ def plan(facts: Facts, wide: bool, has_grad_k: bool, has_grad_v: bool) -> Plan:
 
 def backward_keys(problem: Problem, grad_o: Tensor, stats: RowStatistics, grad_k: Tensor | None, grad_v: Tensor | None) -> None:
     """Fill `grad_k` and `grad_v`, either of which may be None."""
-    facts, g_rows = problem.facts, strided(grad_o)
-    dk_rows, dv_rows = [None if grad is None else strided(grad) for grad in (grad_k, grad_v)]
-    given = [rows for rows in (g_rows, dk_rows, dv_rows) if rows is not None]
-    planned = facts.plan(plan, facts.is_wide or is_wide(*given), grad_k is not None, grad_v is not None)
-    arguments = (
-        problem.q,
-        problem.k,
-        problem.v,
-        g_rows,
-        dk_rows,
-        dv_rows,
-        *stats,
-        problem.mask,
-        problem.bias,
-        problem.segments,
-        problem.dropout,
-        planned.sizes,
-        facts.band,
-        facts.scale,
-        problem.spec.softcap,
-        problem.spec.scale,
-    )
-    planned.launch(arguments, problem.aligned(*given), problem.types)
+    call_backward_keys(plan, problem, grad_o, stats, grad_k, grad_v)

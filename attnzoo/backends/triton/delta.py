@@ -10,8 +10,9 @@ from torch import Tensor
 
 from attnzoo.backends.triton.launch import Kernel, Plan
 from attnzoo.backends.triton.problem import Facts, Problem, is_wide, padded_rows, strided
+from attnzoo.backends.triton.steps import LOG2E
 from attnzoo.backends.triton.table import Tile
-from attnzoo.backends.triton.tiles import LOG2E, ROW_PADDING, head_of, load_rows
+from attnzoo.backends.triton.tiles import ROW_PADDING, head_of, load_rows, padded
 
 
 class RowStatistics(NamedTuple):
@@ -46,6 +47,7 @@ def delta_kernel(
     grad_o `(B, Hq, Sq, Dv)`, lse, grad_lse `(B, Hq, Sq)`, pivot, delta `(B, Hq, padded Sq)` fp32, grad_sinks
     `(B, Hq, tiles)` fp32, to be summed. One program a tile.
     """
+    BLOCK_DV: tl.constexpr = padded(VALUE_DIM, VALUE_DIM)
     q_heads, q_len = sizes
     tiles = tl.cdiv(q_len, ROW_PADDING) * (ROW_PADDING // BLOCK_M)
     program = tl.program_id(0).to(tl.int64)
@@ -54,10 +56,9 @@ def delta_kernel(
     batch, head = flat // q_heads, flat % q_heads
     rows = row + tl.arange(0, BLOCK_M)
     in_range = rows < q_len
-    o_head, o_row = head_of(o, batch, head)
-    g_head, g_row = head_of(grad_o, batch, head)
-    o_tile = load_rows(o_head, o_row, row, q_len, VALUE_DIM, VALUE_DIM, BLOCK_M, True, WIDE).to(tl.float32)  # (BLOCK_M, Dv)
-    g_tile = load_rows(g_head, g_row, row, q_len, VALUE_DIM, VALUE_DIM, BLOCK_M, True, WIDE).to(tl.float32)
+    o_rows, g_rows = head_of(o, batch, head), head_of(grad_o, batch, head)
+    o_tile = load_rows(o_rows, row, q_len, VALUE_DIM, BLOCK_DV, BLOCK_M, True, WIDE).to(tl.float32)  # (BLOCK_M, Dv)
+    g_tile = load_rows(g_rows, row, q_len, VALUE_DIM, BLOCK_DV, BLOCK_M, True, WIDE).to(tl.float32)
     delta = tl.sum(o_tile * g_tile, 1)
     lse = tl.load(lse_ptr + flat * q_len + rows, mask=in_range, other=-float("inf"))
     if grad_lse is not None:

@@ -6,22 +6,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnzoo.backends.triton.calls import call_forward
 from attnzoo.backends.triton.launch import Kernel, Plan
-from attnzoo.backends.triton.problem import Facts, Problem, is_wide, strided
-from attnzoo.backends.triton.tiles import (
-    dot,
-    dropout_tile,
-    head_of,
-    load_rows,
-    log_sum_exp,
-    online_softmax,
-    padded,
-    place,
-    score_tile,
-    segment_walk,
-    store_rows,
-    visible,
-)
+from attnzoo.backends.triton.problem import Facts, Problem
+from attnzoo.backends.triton.steps import add_values, first_state, log_sum_exp, normalised, score_tile
+from attnzoo.backends.triton.tiles import head_of, load_rows, padded, place, segment_walk, store_rows, visible
 
 
 @triton.jit
@@ -56,52 +45,38 @@ def forward_kernel(
     Tensors: q `(B, Hq, Sq, D)`, k `(B, Hkv, Skv, D)`, v `(B, Hkv, Skv, Dv)`, o `(B, Hq, Sq, Dv)`,
     lse `(B, Hq, Sq)` fp32. Three phases of the walk: the masked left edge, the free middle, the masked right edge.
     """
+    BLOCK_D: tl.constexpr = padded(HEAD_DIM, VALUE_DIM)
+    BLOCK_DV: tl.constexpr = padded(VALUE_DIM, HEAD_DIM)
     batches, q_heads, group, q_len, kv_len, wave = sizes
-    lengths = (q_len, kv_len)
     left, right, diagonal = band
+    lengths = (q_len, kv_len)
+    call = (mask, bias, segments, dropout, lengths, band, scale, softcap)
     tiles = tl.cdiv(q_len, BLOCK_M)
     tile, batch, head = place(tl.program_id(0), tiles, q_heads, batches * q_heads, wave)
     row = (tiles - 1 - tile) * BLOCK_M  # under causal the last tiles are the longest, so they go first
     rows = row + tl.arange(0, BLOCK_M)
     i = rows[:, None]
-    q_head, q_row = head_of(q, batch, head)
-    k_head, k_row = head_of(k, batch, head // group)
-    v_head, v_row = head_of(v, batch, head // group)
+    q_rows = head_of(q, batch, head)
+    k_rows, v_rows = head_of(k, batch, head // group), head_of(v, batch, head // group)
+    m_i, l_i = first_state(sinks_ptr, head, BLOCK_M)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
+    q_tile = load_rows(q_rows, row, q_len, HEAD_DIM, BLOCK_D, BLOCK_M, True, WIDE)  # (BLOCK_M, D)
 
-    m_i = tl.full([BLOCK_M], -float("inf"), tl.float32)
-    l_i = tl.zeros([BLOCK_M], tl.float32)
-    if sinks_ptr is not None:  # a key with this score and no value
-        sink = tl.load(sinks_ptr + head).to(tl.float32)
-        m_i = tl.zeros([BLOCK_M], tl.float32) + sink
-        l_i += tl.where(sink == -float("inf"), 0.0, 1.0)
-    acc = tl.zeros([BLOCK_M, padded(VALUE_DIM, HEAD_DIM)], tl.float32)
-    q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, VALUE_DIM, BLOCK_M, True, WIDE)  # (BLOCK_M, D)
-
-    bounds = visible(row, tl.minimum(row + BLOCK_M, q_len) - 1, kv_len, left, right, diagonal, BLOCK_N)
-    start, stop = bounds[0], bounds[3]
-    if segments is not None:
-        start, stop = segment_walk(segments[6], q_len, segments[7], kv_len, batch, row, row + BLOCK_M - 1, start, stop, BLOCK_N)
+    walk = visible(row, tl.minimum(row + BLOCK_M, q_len) - 1, kv_len, left, right, diagonal, BLOCK_N)
+    walk = segment_walk(segments, lengths, batch, row, row + BLOCK_M - 1, walk, BLOCK_N, False)
     for phase in tl.static_range(FIRST_PHASE, 3):
-        begin = bounds[phase] if phase > FIRST_PHASE else start
-        end = bounds[phase + 1] if phase < 2 else stop
-        for step in tl.range(0, tl.cdiv(end - begin, BLOCK_N)):  # from 0: other bounds make ptxas serialize wgmma (C7515)
+        begin = walk[phase] if phase > FIRST_PHASE else walk[0]
+        for step in tl.range(0, tl.cdiv(walk[phase + 1] - begin, BLOCK_N)):  # from 0: other bounds make ptxas serialize wgmma (C7515)
             column = begin + step * BLOCK_N
             j = (column + tl.arange(0, BLOCK_N))[None, :]
-            k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, VALUE_DIM, BLOCK_N, phase != 1, WIDE)
-            product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
-            s, _slope = score_tile(
-                product, i, j, batch, head, mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
-            )  # (BLOCK_M, BLOCK_N)
-            p, alpha, m_i, l_i = online_softmax(s, m_i, l_i, scale, (phase != 1) or (bias[0] is not None), FOLDED)
-            if dropout is not None:
-                p = tl.where(dropout_tile(dropout, batch, head, i, column, BLOCK_N), p, 0.0)
-            v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, HEAD_DIM, BLOCK_N, phase != 1, WIDE)
-            acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)  # (BLOCK_M, Dv)
+            k_tile = load_rows(k_rows, column, kv_len, HEAD_DIM, BLOCK_D, BLOCK_N, phase != 1, WIDE)
+            s, _slope = score_tile(q_tile, k_tile, i, j, batch, head, call, phase != 1, FOLDED, PRECISION)  # (BLOCK_M, BLOCK_N)
+            m_i, l_i, acc = add_values(
+                s, m_i, l_i, acc, v_rows, column, kv_len, i, batch, head, call, VALUE_DIM, phase != 1, True, FOLDED, PRECISION, WIDE
+            )
 
-    kept_scale = 1.0 if dropout is None else dropout[2]
-    acc *= (kept_scale / tl.where(l_i == 0.0, 1.0, l_i))[:, None]
-    o_head, o_row = head_of(o, batch, head)
-    store_rows(o_head, o_row, row, q_len, acc, VALUE_DIM, BLOCK_M, WIDE)
+    acc = normalised(acc, l_i, dropout)
+    store_rows(head_of(o, batch, head), row, q_len, acc, VALUE_DIM, BLOCK_M, WIDE)
     tl.store(lse_ptr + (batch * q_heads + head) * q_len + rows, log_sum_exp(m_i, l_i, FOLDED), mask=rows < q_len)
 
 
@@ -118,22 +93,4 @@ def plan(facts: Facts, wide: bool) -> Plan:
 
 def forward(problem: Problem, o: Tensor, lse: Tensor) -> None:
     """Fill `o` and `lse`."""
-    facts, o_rows = problem.facts, strided(o)
-    planned = facts.plan(plan, facts.is_wide or is_wide(o_rows))
-    arguments = (
-        problem.q,
-        problem.k,
-        problem.v,
-        o_rows,
-        lse,
-        problem.mask,
-        problem.bias,
-        problem.segments,
-        problem.inputs.sinks,
-        problem.dropout,
-        planned.sizes,
-        facts.band,
-        facts.scale,
-        problem.spec.softcap,
-    )
-    planned.launch(arguments, problem.aligned(o_rows), problem.types)
+    call_forward(plan, problem, o, lse)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -74,22 +76,42 @@ def best_splits(tiles: int, most: int, slots: int) -> int:
     return next(splits for splits, share in busy.items() if share >= 0.85 * max(busy.values()))
 
 
+@dataclass(frozen=True)
+class BackwardKernels:
+    """What the backward runs of one set of kernels; each takes what `problem` makes of spec and inputs."""
+
+    problem: type[Problem]
+    row_norms: Callable[..., Tensor | None]
+    keys: Callable[..., None]
+    queries: Callable[..., None]
+    bias: Callable[..., Tensor]
+
+
+KERNELS = BackwardKernels(Problem, row_norms, backward_keys, backward_queries, backward_bias)
+
+
 def backward(
-    spec: AttentionSpec, inputs: AttentionInputs, o: Tensor, lse: Tensor, grad_o: Tensor, grad_lse: Tensor | None
+    spec: AttentionSpec,
+    inputs: AttentionInputs,
+    o: Tensor,
+    lse: Tensor,
+    grad_o: Tensor,
+    grad_lse: Tensor | None,
+    kernels: BackwardKernels = KERNELS,
 ) -> dict[str, Tensor]:
     """The gradients that `spec.grads` names; each kernel writes its own results, no atomics, so equal calls give equal bits."""
     if grad_o.stride(-1) != 1 and spec.value_dim > 1:
         grad_o = grad_o.contiguous()
     grads: dict[str, Any] = {name: empty_rows_like(getattr(inputs, name)) for name in spec.grads if name in ("q", "k", "v")}
     with on_device(spec.device):
-        problem = Problem(spec, inputs)
-        stats, grad_sinks = row_statistics(problem, o, grad_o, lse, grad_lse, row_norms(problem, lse))
+        problem = kernels.problem(spec, inputs)
+        stats, grad_sinks = row_statistics(problem, o, grad_o, lse, grad_lse, kernels.row_norms(problem, lse))
         if "k" in grads or "v" in grads:
-            backward_keys(problem, grad_o, stats, grads.get("k"), grads.get("v"))
+            kernels.keys(problem, grad_o, stats, grads.get("k"), grads.get("v"))
         if "q" in grads:
-            backward_queries(problem, grad_o, stats, grads["q"])
+            kernels.queries(problem, grad_o, stats, grads["q"])
         if "bias" in spec.grads:
-            grads["bias"] = backward_bias(problem, grad_o, stats)
+            grads["bias"] = kernels.bias(problem, grad_o, stats)
     if grad_sinks is not None:
         grads["sinks"] = grad_sinks
     return grads

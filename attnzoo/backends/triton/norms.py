@@ -6,9 +6,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from attnzoo.backends.triton.calls import call_norms
 from attnzoo.backends.triton.launch import Kernel, Plan
 from attnzoo.backends.triton.problem import Facts, Problem, padded_rows
-from attnzoo.backends.triton.tiles import COARSE, ROW_PADDING, dot, exp_above, first_stat, head_of, load_rows, place, score_tile, visible
+from attnzoo.backends.triton.steps import COARSE, exp_above, score_tile
+from attnzoo.backends.triton.tiles import ROW_PADDING, first_stat, head_of, load_rows, padded, place, visible
 
 
 @triton.jit
@@ -36,8 +38,10 @@ def norms_kernel(
     A tile with no such row reads its lse and no more. Tensors: as in the forward; norm `(B, Hq, padded Sq)` fp32.
     One program a tile of queries.
     """
+    BLOCK_D: tl.constexpr = padded(HEAD_DIM, HEAD_DIM)
     batches, q_heads, group, q_len, kv_len, wave = sizes
     left, right, diagonal = band
+    call = (mask, bias, segments, None, (q_len, kv_len), band, scale, softcap)
     tiles = tl.cdiv(q_len, ROW_PADDING) * (ROW_PADDING // BLOCK_M)
     tile, batch, head = place(tl.program_id(0), tiles, q_heads, batches * q_heads, wave)
     row = tile * BLOCK_M
@@ -50,17 +54,13 @@ def norms_kernel(
         total = tl.zeros([BLOCK_M], tl.float32)
         if sinks_ptr is not None:
             total += tl.exp(tl.load(sinks_ptr + head).to(tl.float32) - lse)
-        q_head, q_row = head_of(q, batch, head)
-        k_head, k_row = head_of(k, batch, head // group)
-        q_tile = load_rows(q_head, q_row, row, q_len, HEAD_DIM, HEAD_DIM, BLOCK_M, True, WIDE)
+        q_rows, k_rows = head_of(q, batch, head), head_of(k, batch, head // group)
+        q_tile = load_rows(q_rows, row, q_len, HEAD_DIM, BLOCK_D, BLOCK_M, True, WIDE)
         start, _, _, stop = visible(row, tl.minimum(row + BLOCK_M, q_len) - 1, kv_len, left, right, diagonal, BLOCK_N)
         for column in range(start, stop, BLOCK_N):
-            k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, HEAD_DIM, BLOCK_N, True, WIDE)
-            product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
+            k_tile = load_rows(k_rows, column, kv_len, HEAD_DIM, BLOCK_D, BLOCK_N, True, WIDE)
             j = (column + tl.arange(0, BLOCK_N))[None, :]
-            s, _slope = score_tile(
-                product, rows[:, None], j, batch, head, mask, bias, segments, (q_len, kv_len), band, scale, softcap, True, False
-            )
+            s, _slope = score_tile(q_tile, k_tile, rows[:, None], j, batch, head, call, True, False, PRECISION)
             total += tl.sum(exp_above(s, lse[:, None], scale, False), 1)
         norm = tl.where(is_coarse, 1.0 / tl.where(is_coarse, total, 1.0), 1.0)
     tl.store(norm_ptr + first_stat(batch, head, q_heads, q_len) + rows, norm)
@@ -84,24 +84,6 @@ def plan(facts: Facts) -> Plan:
 
 def row_norms(problem: Problem, lse: Tensor) -> Tensor | None:
     """`(B, Hq, padded Sq)` fp32; None without a bias, where scores stay small enough for the lse."""
-    facts, inputs = problem.facts, problem.inputs
-    if inputs.bias is None:
+    if problem.inputs.bias is None:
         return None
-    planned = facts.plan(plan)
-    norms = lse.new_empty(*lse.shape[:2], padded_rows(facts.spec.q_len))
-    arguments = (
-        problem.q,
-        problem.k,
-        lse,
-        norms,
-        problem.mask,
-        problem.bias,
-        problem.segments,
-        inputs.sinks,
-        planned.sizes,
-        facts.band,
-        facts.scale,
-        facts.spec.softcap,
-    )
-    planned.launch(arguments, problem.aligned(), problem.types)
-    return norms
+    return call_norms(plan, problem, lse, lse.new_empty(*lse.shape[:2], padded_rows(problem.spec.q_len)))

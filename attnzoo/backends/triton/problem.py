@@ -96,7 +96,16 @@ class Facts:
 
 
 class Problem:
-    """The tensors of one call as tuples, in the order in which the kernels take them apart."""
+    """The tensors of one call as tuples, in the order in which the kernels take them apart.
+
+    Attributes:
+        row_lists, column_lists: what a walk along a row or a column of a layout's blocks takes besides; nothing without a layout.
+        layout_types: what of these decides the types of a kernel's arguments.
+    """
+
+    row_lists: tuple[Any, ...] = ()
+    column_lists: tuple[Any, ...] = ()
+    layout_types: tuple[Any, ...] = ()
 
     def __init__(self, spec: AttentionSpec, inputs: AttentionInputs) -> None:
         facts = self.facts = facts_of(spec, dot_precision(spec.dtype))

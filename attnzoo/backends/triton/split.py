@@ -8,19 +8,9 @@ from torch import Tensor
 
 from attnzoo.backends.triton.launch import Kernel, Plan
 from attnzoo.backends.triton.problem import Facts, Problem
+from attnzoo.backends.triton.steps import add_values, log_sum_exp, normalised, score_tile
 from attnzoo.backends.triton.table import Tile
-from attnzoo.backends.triton.tiles import (
-    dot,
-    dropout_tile,
-    head_of,
-    load_rows,
-    log_sum_exp,
-    online_softmax,
-    padded,
-    score_tile,
-    segment_walk,
-    visible,
-)
+from attnzoo.backends.triton.tiles import head_of, load_rows, padded, segment_walk, visible
 
 
 @triton.jit
@@ -51,12 +41,16 @@ def split_kernel(
 ):
     """The forward over one of `splits` shares of the keys, each key read once for all heads of its group.
 
-    The rows of a tile are queries times the heads of a group, heads running faster. Tensors: as in the forward,
-    but o `(splits, B, Hq, Sq, Dv)` and lse `(splits, B, Hq, Sq)`, which are the result itself if splits is 1.
+    The rows of a tile are queries times the heads of a group, heads running faster, so that its loads, sinks and stores are
+    its own. Tensors: as in the forward, but o `(splits, B, Hq, Sq, Dv)` and lse `(splits, B, Hq, Sq)`, which are the
+    result itself if splits is 1.
     """
+    BLOCK_D: tl.constexpr = padded(HEAD_DIM, VALUE_DIM)
+    BLOCK_DV: tl.constexpr = padded(VALUE_DIM, HEAD_DIM)
     batches, q_heads, group, q_len, kv_len, _ = sizes
     lengths = (q_len, kv_len)
     left, right, diagonal = band
+    call = (mask, bias, segments, dropout, lengths, band, scale, softcap)
     program = tl.program_id(0)
     split = (program % splits).to(tl.int64)
     tiles = tl.cdiv(q_len * group, BLOCK_M)
@@ -70,11 +64,10 @@ def split_kernel(
     i = queries[:, None]
     heads = kv_head * group + rows % group
     q_ptr, q_batch, q_head, q_row = q
-    dims = tl.arange(0, padded(HEAD_DIM, VALUE_DIM))[None, :]
+    dims = tl.arange(0, BLOCK_D)[None, :]
     q_rows = q_ptr + batch * q_batch + heads * q_head + queries.to(tl.int64) * q_row
     q_tile = tl.load(q_rows[:, None] + dims, mask=in_range[:, None] & (dims < HEAD_DIM), other=0.0)  # (BLOCK_M, D)
-    k_head, k_row = head_of(k, batch, kv_head)
-    v_head, v_row = head_of(v, batch, kv_head)
+    k_rows, v_rows = head_of(k, batch, kv_head), head_of(v, batch, kv_head)
 
     m_i = tl.full([BLOCK_M], -float("inf"), tl.float32)
     l_i = tl.zeros([BLOCK_M], tl.float32)
@@ -82,13 +75,12 @@ def split_kernel(
         sink = tl.load(sinks_ptr + heads, mask=in_range & (split == 0), other=-float("inf")).to(tl.float32)
         m_i = tl.maximum(m_i, sink)
         l_i = tl.where(sink == -float("inf"), 0.0, 1.0)
-    acc = tl.zeros([BLOCK_M, padded(VALUE_DIM, HEAD_DIM)], tl.float32)
+    acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
 
     first, last = row // group, (tl.minimum(row + BLOCK_M, q_len * group) - 1) // group
     bounds = visible(first, last, kv_len, left, right, diagonal, BLOCK_N)
+    bounds = segment_walk(segments, lengths, batch, first, last, bounds, BLOCK_N, False)
     start, stop = bounds[0], bounds[3]
-    if segments is not None:
-        start, stop = segment_walk(segments[6], q_len, segments[7], kv_len, batch, first, last, start, stop, BLOCK_N)
     share = tl.cdiv(tl.cdiv(stop - start, BLOCK_N), splits) * BLOCK_N
     start = tl.minimum(start + split.to(tl.int32) * share, stop)
     stop = tl.minimum(start + share, stop)
@@ -98,21 +90,31 @@ def split_kernel(
         for step in tl.range(0, tl.cdiv(end - begin, BLOCK_N)):  # from 0: other bounds make ptxas serialize wgmma (C7515)
             column = begin + step * BLOCK_N
             j = (column + tl.arange(0, BLOCK_N))[None, :]
-            k_tile = load_rows(k_head, k_row, column, kv_len, HEAD_DIM, VALUE_DIM, BLOCK_N, phase != 1, WIDE)
-            product = dot(q_tile, tl.trans(k_tile), None, PRECISION)
-            s, _slope = score_tile(
-                product, i, j, batch, heads[:, None], mask, bias, segments, lengths, band, scale, softcap, phase != 1, FOLDED
-            )  # (BLOCK_M, BLOCK_N)
-            p, alpha, m_i, l_i = online_softmax(s, m_i, l_i, scale, (phase != 1) or (bias[0] is not None), FOLDED)
-            if dropout is not None:
-                p = tl.where(dropout_tile(dropout, batch, heads[:, None], i, column, BLOCK_N), p, 0.0)
-            v_tile = load_rows(v_head, v_row, column, kv_len, VALUE_DIM, HEAD_DIM, BLOCK_N, phase != 1, WIDE)
-            acc = dot(p.to(v_tile.dtype), v_tile, acc * alpha[:, None], PRECISION)  # (BLOCK_M, Dv)
+            k_tile = load_rows(k_rows, column, kv_len, HEAD_DIM, BLOCK_D, BLOCK_N, phase != 1, WIDE)
+            s, _slope = score_tile(q_tile, k_tile, i, j, batch, heads[:, None], call, phase != 1, FOLDED, PRECISION)  # (BLOCK_M, BLOCK_N)
+            m_i, l_i, acc = add_values(
+                s,
+                m_i,
+                l_i,
+                acc,
+                v_rows,
+                column,
+                kv_len,
+                i,
+                batch,
+                heads[:, None],
+                call,
+                VALUE_DIM,
+                phase != 1,
+                True,
+                FOLDED,
+                PRECISION,
+                WIDE,
+            )
 
-    kept_scale = 1.0 if dropout is None else dropout[2]
-    acc *= (kept_scale / tl.where(l_i == 0.0, 1.0, l_i))[:, None]
+    acc = normalised(acc, l_i, dropout)
     o_ptr, o_split, o_batch, o_head, o_row = o
-    value_dims = tl.arange(0, padded(VALUE_DIM, HEAD_DIM))[None, :]
+    value_dims = tl.arange(0, BLOCK_DV)[None, :]
     o_rows = o_ptr + split * o_split + batch * o_batch + heads * o_head + queries.to(tl.int64) * o_row
     tl.store(o_rows[:, None] + value_dims, acc.to(o_ptr.dtype.element_ty), mask=in_range[:, None] & (value_dims < VALUE_DIM))
     lse_rows = ((split * batches + batch) * q_heads + heads) * q_len + queries

@@ -33,9 +33,9 @@ __all__ = [
 ]
 
 partition_barrier = gl.thread_barrier if hasattr(gl, "thread_barrier") else gl.barrier  # 3.6; 3.7
-tma_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # 3.8; 3.6
-tma_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global  # 3.8; 3.6
 tma_store_wait = tma.store_wait
+_load = tma.async_load if hasattr(tma, "async_load") else tma.async_copy_global_to_shared  # 3.8; 3.6
+_store = tma.async_store if hasattr(tma, "async_store") else tma.async_copy_shared_to_global  # 3.8; 3.6
 
 
 @_core.builtin
@@ -45,4 +45,29 @@ def _tma_reduce_add(tensor_desc, coord, src, _semantic=None):
     _semantic.builder.create_async_tma_reduce(ir.DESCRIPTOR_REDUCE_KIND.ADD, tensor_desc.handle, coord, src.handle)
 
 
-tma_add = tma.async_atomic_add if hasattr(tma, "async_atomic_add") else _tma_reduce_add
+_add = tma.async_atomic_add if hasattr(tma, "async_atomic_add") else _tma_reduce_add
+
+
+@gluon.constexpr_function
+def _are_one_tile(block, buffer):
+    """Whether a descriptor's block is the buffer's tile: nobody else asks, and a copy of another shape is silently another copy."""
+    block, buffer = [int(side) for side in block], [int(side) for side in buffer]
+    return block == [1] * (len(block) - len(buffer)) + buffer
+
+
+@gluon.jit
+def tma_load(desc, coordinates, barrier, buffer):
+    gl.static_assert(_are_one_tile(desc.block_type.shape, buffer.shape), "a descriptor's block is not the tile that it is copied to")
+    _load(desc, coordinates, barrier, buffer)
+
+
+@gluon.jit
+def tma_store(desc, coordinates, buffer):
+    gl.static_assert(_are_one_tile(desc.block_type.shape, buffer.shape), "a descriptor's block is not the tile that is copied out")
+    _store(desc, coordinates, buffer)
+
+
+@gluon.jit
+def tma_add(desc, coordinates, buffer):
+    gl.static_assert(_are_one_tile(desc.block_type.shape, buffer.shape), "a descriptor's block is not the tile that is added")
+    _add(desc, coordinates, buffer)

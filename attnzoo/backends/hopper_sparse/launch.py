@@ -121,7 +121,7 @@ def main_launch(
     spec: AttentionSpec, plan: Plan, schedule: Schedule, tensors: tuple[Tensor, ...], scratch: Scratch, dk: Tensor, dv: Tensor
 ) -> Launch:
     """tensors: q, k, v and grad_o."""
-    descriptors = backward_descriptors(plan, tensors, scratch, dk, dv)
+    descriptors = backward_descriptors(plan, tensors, scratch, (plan.tile.block_q, plan.columns // 2), dk, dv)
     merged = schedule.merged_columns
     lists = (merged.offsets, merged.partial_offsets, merged.blocks, *schedule.columns[4:])
     lists = tuple([merged.blocks if part is None else part for part in lists])

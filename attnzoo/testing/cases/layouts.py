@@ -79,6 +79,17 @@ CASES = [
             ("value-dim", {"value_dim": 16}),
         )
     ],
+    # blocks as wide as the tiles of kernels for one card, which serve few head dims each
+    *[
+        Case(
+            "T23",
+            f"wide-blocks-{kind}-d{head_dim}-{short_dtype(dtype)}",
+            Problem(batch=1, q_heads=4, kv_heads=2, q_len=300, kv_len=420, head_dim=head_dim, layout=Blocks(kind, (128, 128)), dtype=dtype),
+        )
+        for kind in ("random", "pairs", "all_partial")
+        for head_dim in (64, 96, 128)
+        for dtype in ("float16", "bfloat16")
+    ],
     # a compiler that forgets how narrow a product is counts its elements twice
     *[
         Case(

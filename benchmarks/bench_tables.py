@@ -1,21 +1,25 @@
-"""The measured part of docs/bench.md, made of the committed matrix.
+"""The measured part of docs/bench.md, and the speeds in README.md and docs/hopper.md, made of the committed matrix.
 
-python benchmarks/bench_tables.py            write it into docs/bench.md, between its two markers
+python benchmarks/bench_tables.py            write each between its two markers
 """
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from statistics import geometric_mean
 
-from pages import RESULTS, table, write
+from pages import RESULTS, ROOT, between, table, write
 
 from attnzoo.bench.results import Cell, Results
 from attnzoo.bench.tables import machine_line
 from attnzoo.bench.workload import Workload
 
 FILE = RESULTS / "bench.json"
+SPEED = "<!-- speed:begin -->", "<!-- speed:end -->"
+SPEED_PAGES = ("README.md", "docs/hopper.md")
+DIRECTIONS = ("forward", "backward")
 OURS = ("flash", "block_sparse")
 SHORT = {"unsupported": "", "out of memory": "memory"}
 
@@ -27,8 +31,8 @@ def measured(results: Results) -> str:
     warm = [cell for cell in results.cells if not cell.workload.layout and cell.workload.cache == "warm"]
     rounds = f"{results.settings.get('rounds')} rounds of {results.settings.get('seconds')} s"
     how = f"Medians of {rounds}, the cache overwritten before each call (`benchmarks/results/h200/bench.json`)."
-    parts = [f"{machine_line(results)}. {how}"]
-    for direction in ("forward", "backward"):
+    parts = [f"{machine_line(Results(results.machine))}. {how}"]
+    for direction in DIRECTIONS:
         cells = [cell for cell in dense if cell.workload.direction == direction]
         if any(cell.status == "time" for cell in cells):
             parts += [
@@ -37,8 +41,10 @@ def measured(results: Results) -> str:
             ]
     if any(cell.status == "time" for cell in dense):
         parts += ["`flash` against the fastest of the others, cell by cell:", ratios(dense)]
+        parts += ["`flash` against each, geometric mean of the ratios of speed (the least; cells):", against(dense, "flash")]
     if any(cell.status == "time" for cell in sparse):
         parts += ["Random blocks of 128 x 128 and the diagonal, one batch, 16 heads, D = 128, ms forward / backward:", densities(sparse)]
+        parts += ["`block_sparse` against each:", against(sparse, "block_sparse")]
     if any(cell.status == "time" for cell in warm):
         parts += ["Launched by torch and replayed from a CUDA graph, warm cache, S = 2048, D = 128, causal, ms:", launches(warm)]
     return "\n\n".join([*parts, failures(results.cells)])
@@ -65,7 +71,7 @@ def _speed(cell: Cell | None, best: float) -> str:
 def ratios(cells: Sequence[Cell]) -> str:
     """Geometric mean and worst cell of flash's speed over the fastest peer's."""
     rows = []
-    for direction in ("forward", "backward"):
+    for direction in DIRECTIONS:
         for causal in (False, True):
             found = []
             for w in dict.fromkeys(cell.workload for cell in cells):
@@ -80,8 +86,42 @@ def ratios(cells: Sequence[Cell]) -> str:
     return table(("pass", "causal", "cells", "geometric mean", "worst"), rows)
 
 
+def against(cells: Sequence[Cell], own: str) -> str:
+    """A row a peer, and one for the fastest peer of each cell: our speed over theirs."""
+    peers = list(dict.fromkeys(cell.backend for cell in cells if cell.status == "time" and cell.backend != own))
+    rows = [(f"`{peer}`", *[_gain(cells, own, (peer,), direction) for direction in DIRECTIONS]) for peer in peers]
+    if len(peers) > 1:
+        rows.append(("the fastest of them, cell by cell", *[_gain(cells, own, peers, direction) for direction in DIRECTIONS]))
+    return table(("against", *DIRECTIONS), rows)
+
+
+def _gain(cells: Sequence[Cell], own: str, peers: Sequence[str], direction: str) -> str:
+    """`geometric mean (least; cells)` over the workloads where both have a time; empty where there is none."""
+    found = []
+    for w in dict.fromkeys(cell.workload for cell in cells if cell.workload.direction == direction):
+        speed = {cell.backend: cell.tflops for cell in cells if cell.workload == w and cell.status == "time"}
+        theirs = [value for name, value in speed.items() if name in peers]
+        if own in speed and theirs:
+            found.append(speed[own] / max(theirs))
+    return f"{geometric_mean(found):.3f} ({min(found):.3f}; {len(found)})" if found else ""
+
+
+def speed(results: Results) -> str:
+    """The short form for README.md and docs/hopper.md."""
+    dense = [cell for cell in results.cells if not cell.workload.layout and cell.workload.cache == "cold"]
+    machine, versions = results.machine, results.machine.get("versions", {})
+    known = ", ".join(f"{name} {versions[name]}" for name in ("torch", "triton", "fa3-fwd", "flash-attn-4") if name in versions)
+    shapes = {name: sorted({getattr(cell.workload, name) for cell in dense}) for name in ("head_dim", "length")}
+    text = (
+        f"On one {machine.get('name')} ({known}; commit {machine.get('commit')}), all side by side in one run, bf16, 16384 tokens, "
+        f"head dims {' and '.join(map(str, shapes['head_dim']))}, {min(shapes['length'])} to {max(shapes['length'])} keys, causal and "
+        "not: `flash`'s speed over each peer's, the geometric mean (the least; cells). Below 1 the peer is faster."
+    )
+    return f"{textwrap.fill(text, 120)}\n\n{against(dense, 'flash')}"
+
+
 def densities(cells: Sequence[Cell]) -> str:
-    names = sorted({cell.backend for cell in cells if cell.status == "time"}, key=lambda name: name not in OURS)
+    names = sorted(dict.fromkeys(cell.backend for cell in cells if cell.status == "time"), key=lambda name: name not in OURS)
     rows = []
     places = sorted({(cell.workload.length, cell.density) for cell in cells}, key=lambda place: (place[0], -place[1]))
     for length, density in places:
@@ -101,7 +141,7 @@ def _both(cells: Sequence[Cell], name: str) -> str:
     """ms forward / backward, or the status; a dash for what did not run."""
     found = {cell.workload.direction: cell for cell in cells if cell.backend == name}
     shown = []
-    for direction in ("forward", "backward"):
+    for direction in DIRECTIONS:
         cell = found.get(direction)
         if cell is not None and cell.status == "time":
             shown.append(f"{cell.median:.3f}")
@@ -126,4 +166,7 @@ def _failure(name: str, workload: Workload, cell: Cell) -> tuple[str, str, str]:
 
 
 if __name__ == "__main__":
-    write("bench.md", measured(Results.read(FILE)))
+    committed = Results.read(FILE)
+    write("bench.md", measured(committed))
+    for name in SPEED_PAGES:
+        between(ROOT / name, SPEED, speed(committed))

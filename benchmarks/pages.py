@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-__all__ = ["BEGIN", "END", "RESULTS", "table", "write"]
+__all__ = ["BEGIN", "END", "RESULTS", "ROOT", "between", "table", "write"]
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "h200"
@@ -14,12 +14,16 @@ BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
 
 def write(page: str, text: str) -> None:
     """Put the text between the markers of docs/PAGE."""
-    path = ROOT / "docs" / page
-    before, begin, rest = path.read_text(encoding="utf-8").partition(BEGIN)
-    _, end, after = rest.partition(END)
+    between(ROOT / "docs" / page, (BEGIN, END), text)
+
+
+def between(path: Path, markers: tuple[str, str], text: str) -> None:
+    """Put the text between two markers of a file."""
+    before, begin, rest = path.read_text(encoding="utf-8").partition(markers[0])
+    _, end, after = rest.partition(markers[1])
     if not begin or not end:
-        raise SystemExit(f"{path} has no {BEGIN} with an {END} behind it")
-    path.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{after}", encoding="utf-8")
+        raise SystemExit(f"{path} has no {markers[0]} with an {markers[1]} behind it")
+    path.write_text(f"{before}{markers[0]}\n\n{text}\n\n{markers[1]}{after}", encoding="utf-8")
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -40,6 +40,15 @@ def test_a_page_shows_the_committed_results(script, page, name, results):
     assert shown == script(name).measured(read(file)), f"write docs/{page} anew: it says what its script says"
 
 
+def test_readme_and_hopper_show_the_committed_speeds(script):
+    tables = script("bench_tables")
+    expected = tables.speed(Results.read(tables.FILE))
+    begin, end = tables.SPEED
+    for page in tables.SPEED_PAGES:
+        shown = (ROOT / page).read_text(encoding="utf-8").partition(begin)[2].partition(end)[0].strip()
+        assert shown == expected, f"run python benchmarks/bench_tables.py: {page} says something else"
+
+
 def cell(backend: str, workload: Workload, status: str = "time", ms: float = 1.0, detail: str = "") -> Cell:
     return Cell(backend, workload, status, detail, (ms,) * 3 if status == "time" else (), flops=10**12, hbm_bytes=10**9)
 
@@ -53,10 +62,22 @@ def test_a_matrix_with_holes(script):
     assert "| 64 | no | 512 | **1000** | 500 |" in text, text
     assert "| 64 | no | 1024 | wrong |  |" in text, text
     assert "| forward | no | 1 | 2.00 | 2.00 at D = 64, S = 512 |" in text, text
+    assert "| `fa4` | 2.000 (2.000; 1) |  |\n\nRandom" in text, "one peer needs no row for the fastest: " + text
     assert "| 1024 | 1 | 1.000 / - |" in text, text
     assert "4 cells: 3 time, 1 wrong." in text, text
     assert "wrong: o is off / by 1 |" in text, text
     assert script("bench_tables").measured(Results(MACHINE, {}, [cell("flash", long, "error")])), "nothing has a time"
+
+
+def test_speed_against_each_peer_and_the_fastest_of_each_cell(script):
+    works = [Workload(length=n, kv_length=n, device="cuda", cache="cold") for n in (512, 1024)]
+    times = {"flash": (2.0, 2.0), "fa4": (1.0, 8.0), "fa3": (4.0, 4.0)}
+    cells = [cell(name, w, ms=ms) for name, every in times.items() for w, ms in zip(works, every)]
+    text = script("bench_tables").speed(Results(MACHINE, {}, cells))
+    assert "512 to 1024 keys" in " ".join(text.split()), text
+    assert "| `fa4` | 1.414 (0.500; 2) |  |" in text, text
+    assert "| `fa3` | 2.000 (2.000; 2) |  |" in text, text
+    assert "| the fastest of them, cell by cell | 1.000 (0.500; 2) |  |" in text, text
 
 
 def test_bytes_with_holes(script):

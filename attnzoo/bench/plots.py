@@ -31,7 +31,8 @@ COLOURS = (
     "#e73f74",
 )
 MARKERS = "osD^vP*Xh<>p"
-ACROSS = 3
+ACROSS = {4: 2, 8: 4}
+"""Axes side by side where there are so many; three else, so that pairs of a forward and a backward stay together."""
 WIDEST = 58  # characters of a title
 
 Looks = Mapping[str, dict[str, Any]]
@@ -42,10 +43,7 @@ def figures(results: Results) -> dict[str, Figure]:
     """Title -> figure, those for which there are cells."""
     timed = [cell for cell in results.cells if cell.status == "time"]
     names = list(dict.fromkeys(cell.backend for cell in results.cells))
-    looks = {
-        name: {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], "markersize": 5, "linewidth": 1.4}
-        for place, name in enumerate(names)
-    }
+    looks = {name: _look(place, len(names)) for place, name in enumerate(names)}
     dense = [cell for cell in timed if not cell.workload.layout]
     made = {
         "Speed against length": _grid(_many(dense, _length), looks, _speed),
@@ -54,6 +52,13 @@ def figures(results: Results) -> dict[str, Figure]:
         "Roofline": _roofline(results, timed, looks),
     }
     return {title: figure for title, figure in made.items() if figure is not None}
+
+
+def _look(place: int, count: int) -> dict[str, Any]:
+    """The first is drawn first and largest, so that it shows around another on the same points."""
+    share = 1 - place / count
+    size = {"markersize": 4 + 4 * share, "linewidth": 1 + share}
+    return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], **size}
 
 
 def svg(figure: Figure) -> str:
@@ -92,18 +97,20 @@ def _many(cells: Sequence[Cell], x: Callable[[Cell], float], family_of: Callable
 
 
 def _grid(families: Mapping[str, list[Cell]], looks: Looks, draw: Callable[[Axes, list[Cell], Looks], None]) -> Figure | None:
-    """One axes a family, one legend for all."""
+    """One axes a family, one legend for all; what all families share is said once, above them."""
     if not families:
         return None
     from matplotlib.figure import Figure
 
-    across = 2 if len(families) == 4 else min(ACROSS, len(families))
+    across = ACROSS.get(len(families), min(3, len(families)))
     down = -(-len(families) // across)
-    figure = Figure(figsize=(max(4.6 * across, 6.0), 3.3 * down + 0.8), layout="constrained")
+    figure = Figure(figsize=(max((4.6 if across < 4 else 3.6) * across, 6.0), 3.3 * down + 0.8), layout="constrained")
+    shared, titles = _titles(list(families))
+    figure.suptitle(shared, fontsize=9)
     grid = figure.subplots(down, across, squeeze=False).flatten()
-    for axes, (family, cells) in zip(grid, families.items()):
+    for axes, title, cells in zip(grid, titles, families.values()):
         draw(axes, cells, looks)
-        axes.set_title(_wrapped(family), fontsize=8)
+        axes.set_title(_wrapped(title), fontsize=8)
         axes.tick_params(labelsize=7)
         axes.grid(alpha=0.25, linewidth=0.6)
     for axes in grid[len(families) :]:
@@ -112,11 +119,19 @@ def _grid(families: Mapping[str, list[Cell]], looks: Looks, draw: Callable[[Axes
     return figure
 
 
+def _titles(families: Sequence[str]) -> tuple[str, list[str]]:
+    """The parts that all families share, and each without them; a family alone keeps its whole name on its axes."""
+    parts = [family.split(", ") for family in families]
+    shared = [part for part in parts[0] if len(families) > 1 and all(part in others for others in parts)]
+    return ", ".join(shared), [", ".join(part for part in each if part not in shared) for each in parts]
+
+
 def _legend(figure: Figure, looks: Looks, shown: set[str]) -> None:
     from matplotlib.lines import Line2D
 
     lines = [Line2D([], [], label=name, **look) for name, look in looks.items() if name in shown]
-    figure.legend(handles=lines, loc="outside lower center", ncols=min(len(lines), 6), fontsize=8, frameon=False)
+    rows = -(-len(lines) // 6)
+    figure.legend(handles=lines, loc="outside lower center", ncols=-(-len(lines) // rows), fontsize=8, frameon=False)
 
 
 def _wrapped(family: str) -> str:
@@ -143,8 +158,12 @@ def _memory(axes: Axes, cells: list[Cell], looks: Looks) -> None:
     for name, curve in _curves(cells, _length).items():
         axes.plot([_length(c) for c in curve], [(c.peak or 0) / 2**20 for c in curve], **looks[name])
     _lengths(axes, cells)
-    axes.set_yscale("log", base=2)
-    _plain_numbers(axes.yaxis, base=2)
+    peaks = [cell.peak or 0 for cell in cells]
+    if max(peaks) > 16 * min(peaks):
+        axes.set_yscale("log", base=2)
+        _plain_numbers(axes.yaxis, base=2)
+    else:
+        axes.set_ylim(0, 1.08 * max(peaks) / 2**20)
     axes.set_ylabel("peak MiB beyond the inputs", fontsize=8)
 
 
@@ -194,7 +213,7 @@ def _roofline(results: Results, cells: Sequence[Cell], looks: Looks) -> Figure |
         axes.set_title(f"{direction}, {dtype}", fontsize=9)
         axes.tick_params(labelsize=7)
         axes.grid(alpha=0.25, linewidth=0.6, which="both")
-    _legend(figure, looks, {cell.backend for cell in cells})
+    _legend(figure, {name: {**look, "linewidth": 0} for name, look in looks.items()}, {cell.backend for cell in cells})
     return figure
 
 
@@ -204,7 +223,7 @@ def _intensity(cell: Cell) -> float:
 
 def _ceiling(axes: Axes, cells: Sequence[Cell], terabytes: float, tflops: float | None) -> None:
     low, high = min(map(_intensity, cells)) / 2, max(map(_intensity, cells)) * 2
-    places = [low * (high / low) ** (step / 60) for step in range(61)]
+    places = sorted([low, high, *([] if tflops is None else [tflops / terabytes])])
     roof = [min(terabytes * place, tflops if tflops is not None else float("inf")) for place in places]
     axes.plot(places, roof, color="#888888", linewidth=1.2)
     axes.set_xscale("log")

@@ -30,7 +30,7 @@ def _row(results: Results, cell: Cell) -> tuple[str, ...]:
         f"{cell.median:.3f}" if cell.median < 100 else f"{cell.median:.1f}",
         f"± {cell.spread:.1%}",
         f"{cell.tflops:.3g}",
-        f"{cell.bandwidth:.3g}",
+        f"{cell.bandwidth:.3g}" if cell.bandwidth < 1000 else f"{cell.bandwidth:.0f}",
         f"{cell.bandwidth / copy:.0%}" if copy else "",
         "" if cell.peak is None else amount(cell.peak),
         "" if relative is None else f"{relative:.2f} x",

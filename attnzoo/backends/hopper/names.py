@@ -48,26 +48,26 @@ def _tma_reduce_add(tensor_desc, coord, src, _semantic=None):
 _add = tma.async_atomic_add if hasattr(tma, "async_atomic_add") else _tma_reduce_add
 
 
-@gluon.constexpr_function
-def _are_one_tile(block, buffer):
-    """Whether a descriptor's block is the buffer's tile: nobody else asks, and a copy of another shape is silently another copy."""
-    block, buffer = [int(side) for side in block], [int(side) for side in buffer]
-    return block == [1] * (len(block) - len(buffer)) + buffer
+def _require_one_tile(tensor_desc, buffer):
+    """Raise ValueError unless the descriptor's block is the buffer's tile: nobody else asks, and the copy would silently be another."""
+    block, tile = [int(side) for side in tensor_desc.block_type.shape], [int(side) for side in buffer.shape]
+    if block != [1] * (len(block) - len(tile)) + tile:
+        raise ValueError(f"a descriptor of blocks {block} can't copy a tile {tile}")
 
 
-@gluon.jit
-def tma_load(desc, coordinates, barrier, buffer):
-    gl.static_assert(_are_one_tile(desc.block_type.shape, buffer.shape), "a descriptor's block is not the tile that it is copied to")
-    _load(desc, coordinates, barrier, buffer)
+@_core.builtin
+def tma_load(tensor_desc, coord, barrier, result, _semantic=None):
+    _require_one_tile(tensor_desc, result)
+    _load(tensor_desc, coord, barrier, result, _semantic=_semantic)
 
 
-@gluon.jit
-def tma_store(desc, coordinates, buffer):
-    gl.static_assert(_are_one_tile(desc.block_type.shape, buffer.shape), "a descriptor's block is not the tile that is copied out")
-    _store(desc, coordinates, buffer)
+@_core.builtin
+def tma_store(tensor_desc, coord, src, _semantic=None):
+    _require_one_tile(tensor_desc, src)
+    _store(tensor_desc, coord, src, _semantic=_semantic)
 
 
-@gluon.jit
-def tma_add(desc, coordinates, buffer):
-    gl.static_assert(_are_one_tile(desc.block_type.shape, buffer.shape), "a descriptor's block is not the tile that is added")
-    _add(desc, coordinates, buffer)
+@_core.builtin
+def tma_add(tensor_desc, coord, src, _semantic=None):
+    _require_one_tile(tensor_desc, src)
+    _add(tensor_desc, coord, src, _semantic=_semantic)

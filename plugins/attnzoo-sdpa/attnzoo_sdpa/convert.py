@@ -102,6 +102,8 @@ def convert(spec: AttentionSpec, inputs: AttentionInputs, wants: Wants) -> SdpaA
     if wants.expands_groups:
         k, v = expanded(k, spec.group), expanded(v, spec.group)
     q, k, v = [kernel_ready(tensor, wants.aligned) for tensor in (q, k, v)]
+    if wants.aligned and is_expanded(q):
+        q = q.contiguous()
     return SdpaArguments(q, k, v, attn_mask, is_causal, scale, k.shape[1] != spec.q_heads, empty_rows, spec.dtype, wants.aligned)
 
 
@@ -189,6 +191,11 @@ def is_aligned(tensor: Tensor) -> bool:
         return False  # Dynamo can't tell the storage offset
     steps = (tensor.storage_offset(), *tensor.stride()[:-1])
     return all([step * tensor.itemsize % ALIGNMENT == 0 for step in steps])
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Some dim is a view of one element: cuDNN's result, laid out like q, would not have a last stride of 1."""
+    return any([stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape)])
 
 
 def overlaps(tensor: Tensor) -> bool:

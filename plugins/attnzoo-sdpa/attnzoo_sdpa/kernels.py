@@ -24,6 +24,7 @@ ANY_DIM = (1, 2**31)
 MAX_GRID = 65535
 OLDEST_CARD = 80  # sm_80
 LEAST_SCALE = 2.0**-10
+QUERY_TILE = 64
 
 
 def never(spec: AttentionSpec) -> bool:
@@ -112,6 +113,8 @@ def efficient_rules(spec: AttentionSpec) -> list[str]:
     reasons = nvidia(spec) + aligned_dims(spec) + next_to_no_scale(spec) + grid(spec)
     if needs_table(spec) and spec.q_len * spec.kv_len >= 2**31:
         reasons.append(f"the mask has {spec.q_len} x {spec.kv_len} elements a head, the kernel counts to 2**31 - 1")
+    if needs_table(spec) and spec.q_len > 1 and spec.q_len % QUERY_TILE == 1:
+        reasons.append(f"q has length {spec.q_len}, a lone row beyond tiles of {QUERY_TILE}, where the kernel reads outside its inputs")
     return reasons
 
 

@@ -150,6 +150,7 @@ def test_what_torch_has_not_is_refused(name, feature, changes):
         ("sdpa_efficient", "head_dim is 6", {"head_dim": 6, "dtype": torch.float32}),
         ("sdpa_efficient", "batch is 70000", {"batch": 70000}),
         ("sdpa_efficient", "2**31", {"mask": (1, 1, 1, 1), "q_len": 2**16, "kv_len": 2**15}),
+        ("sdpa_efficient", "a lone row", {"mask": (1, 1, 1, 1), "q_len": 65}),
         ("sdpa_efficient", "float64", {"dtype": torch.float64}),
         ("sdpa_efficient", "cast the bias", {"bias": (1, 1, 1, 1), "bias_dtype": torch.float32}),
         ("sdpa", "torch's math path: lse", {"return_lse": True}),
@@ -220,6 +221,15 @@ def test_a_bias_in_full_precision_goes_to_the_math_path():
         attnzoo.attention(q, q, q, bias=bias, backend="sdpa_flash")
     o = attnzoo.attention(q, q, q, bias=bias, backend="sdpa")
     assert torch.equal(o, attnzoo.attention(q, q, q, bias=bias, backend="sdpa_math"))
+
+
+def test_a_view_of_one_batch_entry_is_written_out_for_cuda_kernels():
+    q, k = randn(1, 2, 8, 16).expand(3, -1, -1, -1), randn(3, 2, 8, 16)
+    asked = AttentionSpec.of(q, k, k)
+    wants = convert.Wants(torch.float32, None, aligned=True, expands_groups=False)
+    made = convert.convert(asked, attnzoo.AttentionInputs.of(asked, q, k, k), wants)
+    assert 0 not in made.q.stride(), f"strides are {made.q.stride()}: cuDNN lays its result out like that"
+    assert torch.equal(made.q, q)
 
 
 def test_torchs_switches_are_as_before():

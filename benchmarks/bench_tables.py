@@ -1,6 +1,6 @@
-"""The measured part of docs/bench.md, and the speeds in README.md and docs/hopper.md, made of the committed matrix.
+"""The measured part of docs/bench.md and its pictures, and the speeds in README.md and docs/hopper.md, made of the committed matrix.
 
-python benchmarks/bench_tables.py            write each between its two markers
+python benchmarks/bench_tables.py            write each between its two markers, draw the pictures; these need matplotlib
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from statistics import geometric_mean
 
 from pages import RESULTS, ROOT, between, table, write
 
+from attnzoo.bench.plots import figures
 from attnzoo.bench.results import Cell, Results
 from attnzoo.bench.tables import machine_line
 from attnzoo.bench.workload import Workload
@@ -165,8 +166,15 @@ def _failure(name: str, workload: Workload, cell: Cell) -> tuple[str, str, str]:
     return name, workload.id, f"{cell.status}: {detail}"
 
 
+def draw(results: Results) -> None:
+    """docs/bench_*.png, a file a picture."""
+    for title, figure in figures(results).items():
+        figure.savefig(ROOT / "docs" / f"bench_{title.lower().replace(' ', '_')}.png", dpi=85)
+
+
 if __name__ == "__main__":
     committed = Results.read(FILE)
+    draw(committed)
     write("bench.md", measured(committed))
     for name in SPEED_PAGES:
         between(ROOT / name, SPEED, speed(committed))

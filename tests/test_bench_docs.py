@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -47,6 +48,13 @@ def test_readme_and_hopper_show_the_committed_speeds(script):
     for page in tables.SPEED_PAGES:
         shown = (ROOT / page).read_text(encoding="utf-8").partition(begin)[2].partition(end)[0].strip()
         assert shown == expected, f"run python benchmarks/bench_tables.py: {page} says something else"
+
+
+@pytest.mark.parametrize("page", ["bench.md", "io.md", "end_to_end.md"])
+def test_the_pictures_of_a_page_are_committed(page):
+    names = re.findall(r"!\[[^\]]*\]\(([^)]+)\)", (ROOT / "docs" / page).read_text(encoding="utf-8"))
+    missing = [name for name in names if not (ROOT / "docs" / name).exists()]
+    assert not missing, f"docs/{page} shows {missing}"
 
 
 def cell(backend: str, workload: Workload, status: str = "time", ms: float = 1.0, detail: str = "") -> Cell:

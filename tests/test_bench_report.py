@@ -114,12 +114,29 @@ def test_a_curve_over_density_is_of_one_length():
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra bench)")
     layouts = {"random:1": 1.0, "random:0.5": 0.5}
     cells = [cell("a", n * density, length=n, layout=layout, density=density) for n in (64, 128) for layout, density in layouts.items()]
-    axes = figures(results(*cells))["Time against density"].axes
-    assert len(axes) == 2, [each.get_title() for each in axes]
+    figure = figures(results(*cells))["Time against density"]
+    axes = figure.axes
+    assert "random layout" in figure.get_suptitle(), "what all share is said once, above them"
+    assert [each.get_title() for each in axes] == ["S 64", "S 128"]
     for length, each in zip((64, 128), axes):
-        assert each.get_title().startswith(f"S {length}, "), each.get_title()
-        assert max(map(len, each.get_title().splitlines())) < 60, "wider than its axes"
         assert list(each.lines[0].get_ydata()) == [length * 0.5, length * 1.0]
+
+
+def test_a_long_title_is_no_wider_than_its_axes():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra bench)")
+    cells = [cell("a", 64 * density, layout=f"random:{density}", density=density) for density in (1.0, 0.5)]
+    (axes,) = figures(results(*cells))["Time against density"].axes
+    assert len(axes.get_title().splitlines()) > 1
+    assert max(map(len, axes.get_title().splitlines())) < 60, axes.get_title()
+
+
+def test_the_roof_has_its_corner_where_memory_and_arithmetic_take_as_long():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra bench)")
+    cells = [dataclasses.replace(cell("a", 1.0), flops=intensity * 10**6, hbm_bytes=10**6) for intensity in (10, 10000)]
+    machine = {"ceilings": {"copy": 2000.0, "float32": 500.0, "bfloat16": 500.0}}
+    (axes,) = figures(Results(machine, {}, cells))["Roofline"].axes
+    roof = axes.lines[-1]
+    assert (250.0, 500.0) in list(zip(roof.get_xdata(), roof.get_ydata()))
 
 
 class Fetches(HTMLParser):

@@ -57,7 +57,7 @@ def figures(results: Results) -> dict[str, Figure]:
 def _look(place: int, count: int) -> dict[str, Any]:
     """The first is drawn first and largest, so that it shows around another on the same points."""
     share = 1 - place / count
-    size = {"markersize": 4 + 4 * share, "linewidth": 1 + share}
+    size = {"markersize": 5 + 3 * share, "linewidth": 1 + share}
     return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place % len(MARKERS)], **size}
 
 
@@ -223,7 +223,8 @@ def _intensity(cell: Cell) -> float:
 
 def _ceiling(axes: Axes, cells: Sequence[Cell], terabytes: float, tflops: float | None) -> None:
     low, high = min(map(_intensity, cells)) / 2, max(map(_intensity, cells)) * 2
-    places = sorted([low, high, *([] if tflops is None else [tflops / terabytes])])
+    corner = high if tflops is None else min(max(tflops / terabytes, low), high)
+    places = [low, corner, high]
     roof = [min(terabytes * place, tflops if tflops is not None else float("inf")) for place in places]
     axes.plot(places, roof, color="#888888", linewidth=1.2)
     axes.set_xscale("log")

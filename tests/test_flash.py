@@ -398,3 +398,14 @@ def test_refuses_the_cpu_unless_interpreted() -> None:
 def test_refusals_name_what_was_found_and_what_is_allowed(facts: dict[str, Any], reason: str) -> None:
     assert reason in reasons(Flash(is_interpreted=True), **facts)
     assert reasons(Flash(is_interpreted=True)) == [], "refuses a plain call"
+
+
+@interpreted
+@pytest.mark.parametrize(("columns", "first"), [(16, 0), (32, 0), (32, 4), (64, 2**20)])
+def test_dropout_serves_four_keys_or_one_with_the_same_elements(columns: int, first: int) -> None:
+    """Tiles with a side below 32 ask Philox once a pair, wider ones once for four keys."""
+    from dropout_tiles import kept_elements
+
+    narrow, wide, truth = kept_elements(rows=32, columns=columns, first=first, seed=2**40 + 7, p=0.3)
+    assert torch.equal(narrow, truth), "one call a pair keeps other elements"
+    assert torch.equal(wide, truth), "one call for four keys keeps other elements"

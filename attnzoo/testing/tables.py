@@ -78,6 +78,8 @@ SEGMENTS: dict[str, Callable[[int, int, int, torch.Generator], tuple[Tensor, Ten
     "negative": lambda batch, q_len, k_len, rng: (_runs(batch, q_len, 9) - 2, _runs(batch, k_len, 9) - 2),
     "interleaved": lambda batch, q_len, k_len, rng: (_modulo(batch, q_len, 3), _modulo(batch, k_len, 3)),
     "some_empty": lambda batch, q_len, k_len, rng: (_modulo(batch, q_len, 4), _modulo(batch, k_len, 3)),
+    "beyond_fp32": lambda batch, q_len, k_len, rng: (2**24 + _modulo(batch, q_len, 3), 2**24 + _modulo(batch, k_len, 3)),
+    "beyond_fp64": lambda batch, q_len, k_len, rng: (2**53 + _modulo(batch, q_len, 3), 2**53 + _modulo(batch, k_len, 3)),
     "wide": lambda batch, q_len, k_len, rng: (_modulo(batch, q_len, 3) << 32, _modulo(batch, k_len, 3) << 32),
 }
 """Kind -> maker of the ids of the queries and of the keys, `(batch, length)`."""

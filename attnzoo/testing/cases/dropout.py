@@ -47,6 +47,15 @@ CASES = [
         Case("T22", f"draws_nothing_at_zero-{short_dtype(dtype)}", Problem(q_len=40, dtype=dtype), check="draws_nothing_at_zero")
         for dtype in DTYPES
     ],
+    *[
+        Case(
+            "T22",
+            f"draws_nothing_with_seed-{short_dtype(dtype)}",
+            Problem(q_len=40, dropout_p=0.4, dropout_seed=12, dtype=dtype),
+            check="draws_nothing_with_seed",
+        )
+        for dtype in DTYPES
+    ],
     Case("T22", "checkpointed-causal", Problem(q_heads=4, kv_heads=2, q_len=40, causal=True, dropout_p=0.4), check="checkpointed"),
     *[
         Case(

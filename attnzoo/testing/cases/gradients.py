@@ -31,6 +31,18 @@ FLAGS: dict[str, Problem] = {
     "scale": Problem(q_len=40, scale=-0.4),
 }
 
+TOGETHER: dict[str, Problem] = {
+    "softcap-grouped": Problem(q_heads=6, kv_heads=2, q_len=40, softcap=2.0),
+    "softcap-causal": Problem(q_len=40, softcap=2.0, causal=True),
+    "sinks-causal-lse": Problem(q_len=40, causal=True, sinks=Sinks(), return_lse=True, loss="o+lse", grads=("q", "k", "v", "sinks")),
+    "sinks-grouped": Problem(q_heads=6, kv_heads=2, q_len=40, sinks=Sinks(), grads=("q", "k", "v", "sinks")),
+    "window-lse": Problem(q_len=40, window=(4, 2), return_lse=True, loss="o+lse"),
+    "window-grouped": Problem(q_heads=6, kv_heads=2, q_len=40, window=(4, 2)),
+    "bias-grouped": Problem(q_heads=6, kv_heads=2, q_len=40, bias=Table("random"), grads=WITH_BIAS),
+    "dropout-grouped-causal": Problem(q_heads=6, kv_heads=2, q_len=40, causal=True, dropout_p=0.3, dropout_seed=5),
+    "value-dim-grouped": Problem(q_heads=6, kv_heads=2, q_len=40, head_dim=32, value_dim=48),
+}
+
 
 def _with(problem: Problem, **changes: object) -> Problem:
     return replace(problem, **changes)  # type: ignore[arg-type]
@@ -117,8 +129,25 @@ CASES = [
     ],
     *[
         Case("T24", f"backward-parity-{name}-{short_dtype(dtype)}", _with(problem, dtype=dtype, seed=8))
-        for name, problem in FLAGS.items()
+        for name, problem in {**FLAGS, **TOGETHER}.items()
         for dtype in DTYPES
+    ],
+    *[
+        Case("T24", f"shared_inputs-{name}-{short_dtype(dtype)}", _with(problem, dtype=dtype), check="shared_inputs")
+        for name, problem in (("plain", Problem(q_len=40)), ("causal", Problem(q_len=40, causal=True)))
+        for dtype in DTYPES
+    ],
+    # calls that a backend may answer with v itself
+    *[
+        Case("T24", f"outputs_are_own-{name}-{short_dtype(dtype)}", _with(problem, dtype=dtype, grads=()), check="outputs_are_own")
+        for name, problem in (
+            ("plain", Problem(q_len=33, return_lse=True)),
+            ("own-key", Problem(q_len=33, window=(0, 0))),
+            ("one-key", Problem(q_len=33, kv_len=1)),
+            ("one-by-one", Problem(q_len=1)),
+            ("first-keys-alone", Problem(q_len=33, mask=Table("one_key", "qk"))),
+        )
+        for dtype in ("bfloat16", "float32")
     ],
     *[
         Case(

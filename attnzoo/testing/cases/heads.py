@@ -6,7 +6,24 @@ from attnzoo.testing.case import Case
 from attnzoo.testing.problem import Blocks, Problem, Sinks, Table, short_dtype
 
 DTYPES = ("float16", "bfloat16", "float32")
-HEADS = ((1, 1), (2, 2), (2, 1), (4, 2), (6, 2), (6, 3), (12, 3), (8, 2), (6, 1), (7, 1), (8, 1), (12, 2), (9, 9))
+HEADS = (
+    (1, 1),
+    (2, 2),
+    (2, 1),
+    (4, 2),
+    (6, 2),
+    (6, 3),
+    (12, 3),
+    (8, 2),
+    (6, 1),
+    (7, 1),
+    (8, 1),
+    (12, 2),
+    (9, 9),
+    (16, 1),
+    (32, 8),
+    (40, 8),
+)
 
 CASES = [
     *[
@@ -20,7 +37,12 @@ CASES = [
         for dtype in DTYPES
     ],
     *[
-        Case("T19", f"heads-6-2-with-{name}-{short_dtype(dtype)}", Problem(q_heads=6, kv_heads=2, q_len=34, dtype=dtype, **options))
+        Case(
+            "T19",
+            f"heads-{q_heads}-{kv_heads}-with-{name}-{short_dtype(dtype)}",
+            Problem(q_heads=q_heads, kv_heads=kv_heads, q_len=34, dtype=dtype, **options),
+        )
+        for q_heads, kv_heads in ((6, 2), (12, 4))
         for name, options in (
             ("mask", {"mask": Table("random")}),
             ("bias", {"bias": Table("random", "1hqk"), "grads": ("q", "k", "v", "bias")}),

@@ -52,7 +52,7 @@ CASES = [
     *[
         Case("T23", f"{kind}-{q_len}x{kv_len}", Problem(batch=1, q_len=q_len, kv_len=kv_len, layout=Blocks(kind, (16, 16))))
         for kind in ("random", "pairs", "causal_end", "band_rule", "empty_columns", "last_column")
-        for q_len, kv_len in ((1, 5), (5, 1), (3, 300), (300, 3), (17, 33), (64, 48))
+        for q_len, kv_len in ((1, 5), (5, 1), (3, 300), (300, 3), (17, 33), (32, 17), (17, 32), (64, 48))
     ],
     # the layout of causal, for every head dim, against the truth of causal itself
     *[

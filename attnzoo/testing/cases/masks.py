@@ -68,6 +68,11 @@ CASES = [
         for kind in ("single", "negative", "interleaved", "some_empty", "wide")
         for dtype in DTYPES
     ],
+    # neighbours that fp32 and fp64 can't tell apart
+    *[
+        Case("T17", f"segments-{kind}-{ids}", Problem(q_len=40, kv_len=65, segments=Segments(kind, ids), **LSE))  # type: ignore[arg-type]
+        for kind, ids in (("beyond_fp32", "int32"), ("beyond_fp32", "int64"), ("beyond_fp64", "int64"))
+    ],
     *[Case("T17", f"segments-negative-{ids}", Problem(q_len=40, segments=Segments("negative", ids))) for ids in ("int8", "int16", "int32")],
     *[
         Case(

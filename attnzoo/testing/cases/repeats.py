@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from attnzoo.testing.case import Case
-from attnzoo.testing.problem import Blocks, Problem, Sinks, Table, short_dtype
+from attnzoo.testing.problem import Blocks, Problem, Segments, Sinks, Table, short_dtype
 
 DTYPES = ("float16", "bfloat16", "float32")
 
@@ -16,6 +18,20 @@ CASES = [
             ("grouped", Problem(q_heads=4, kv_heads=2, q_len=33, dtype=dtype)),
             ("mask", Problem(q_len=33, mask=Table("padding"), dtype=dtype)),
         )
+    ],
+    *[
+        Case("T29", f"changed_in_place-{name}-{short_dtype(dtype)}", replace(problem, dtype=dtype), check="changed_in_place")
+        for name, problem in (
+            ("plain", Problem(q_len=33)),
+            ("grouped", Problem(q_heads=4, kv_heads=2, q_len=33)),
+            ("mask", Problem(q_len=33, mask=Table("random"))),
+            ("mask-of-keys", Problem(q_len=33, mask=Table("random", "b11k"))),
+            ("bias", Problem(q_len=33, bias=Table("random", "1hqk"), grads=("q", "k", "v", "bias"))),
+            ("segments", Problem(q_len=33, segments=Segments())),
+            ("sinks", Problem(q_len=33, sinks=Sinks(), grads=("q", "k", "v", "sinks"))),
+            ("tensor-seed", Problem(q_len=33, dropout_p=0.4, dropout_seed=5, as_tensor_seed=True)),
+        )
+        for dtype in ("bfloat16", "float32")
     ],
     *[
         Case("T29", f"threads-{name}", problem, check="threads")

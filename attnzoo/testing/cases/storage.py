@@ -108,6 +108,15 @@ CASES = [
         for storage in ("bshd", "sbhd", "last_dim", "packed", "expand_all")
     ],
     *[
+        Case(
+            "T09",
+            f"gradient-{gradient}-grouped-{short_dtype(dtype)}",
+            Problem(q_heads=6, kv_heads=2, q_len=45, kv_len=33, grad_storage=gradient, dtype=dtype),
+        )
+        for gradient in ("bshd", "sbhd", "last_dim", "transpose", "sum")
+        for dtype in ("float16", "float32")
+    ],
+    *[
         Case("T09", f"gradient-offset-{offset}-{short_dtype(dtype)}", Problem(q_len=45, grad_storage="bshd", offset=offset, dtype=dtype))
         for offset in (1, 3)
         for dtype in DTYPES

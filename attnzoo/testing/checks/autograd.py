@@ -7,8 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from attnzoo.testing import oracle, yardstick
+from attnzoo.testing.budget import assert_results_within_budget
 from attnzoo.testing.case import Outcome
-from attnzoo.testing.checks.accuracy import judge, unchanged
+from attnzoo.testing.checks.accuracy import ieee_products, judge, unchanged
 from attnzoo.testing.checks.memory import same_bits
 from attnzoo.testing.failure import ConformanceError, require
 from attnzoo.testing.inputs import Call, make_call
@@ -24,6 +26,7 @@ __all__ = [
     "inference_mode",
     "linear_in_gradient",
     "no_grad",
+    "shared_inputs",
     "stacked",
     "two_backwards",
 ]
@@ -88,6 +91,33 @@ def linear_in_gradient(subject: Subject, problem: Problem, device: torch.device)
             size = float(gradient.abs().max()) if gradient.numel() else 0.0
             allowed = 4 * torch.finfo(gradient.dtype).eps * size * abs(factor) + torch.finfo(gradient.dtype).tiny
             require(distance <= allowed, f"d{name} of {factor} times the gradient is off by {distance:.3e}, allowed {allowed:.3e}")
+
+
+def shared_inputs(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """One tensor as q and k, as k and v, and as all three: its gradient is the sum of those of separate tensors.
+
+    Takes q, k and v of one shape, and rows that all see a key.
+    """
+    for names in (("q", "k"), ("k", "v"), ("q", "k", "v")):
+        made = make_call(problem, device)
+        one = made.leaf(names[0])
+        apart = replace(made, **{name: one.detach().clone().requires_grad_() for name in names})
+        shared = replace(made, **dict.fromkeys(names, one), grads=tuple(name for name in problem.grads if name not in names[1:]))
+        with ieee_products():
+            truth, measured = oracle.solve(apart), yardstick.solve(apart)
+        first, others = f"d{names[0]}", [f"d{name}" for name in names[1:]]
+        amounts = dict(truth.amounts)
+        amounts[first] = tuple(sum((amounts[other][n] for other in others), amounts[first][n]) for n in (0, 1))  # type: ignore[assignment]
+        truth = replace(truth, results=_summed(truth.results, names), amounts=amounts)
+        assert_results_within_budget(subject.run(shared), truth, _summed(measured, names), getattr(torch, problem.dtype))
+
+
+def _summed(results: Results, names: tuple[str, ...]) -> Results:
+    """The gradients of several tensors as that of the first."""
+    grads = dict(results.grads)
+    for name in names[1:]:
+        grads[names[0]] = grads[names[0]] + grads.pop(name)
+    return replace(results, grads=grads)
 
 
 def no_grad(subject: Subject, problem: Problem, device: torch.device) -> None:

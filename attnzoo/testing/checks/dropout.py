@@ -15,7 +15,14 @@ from attnzoo.testing.philox import kept
 from attnzoo.testing.problem import Problem
 from attnzoo.testing.subject import Subject
 
-__all__ = ["checkpointed", "draws_nothing_at_zero", "kept_elements", "seed_from_generator", "seed_of_either_type"]
+__all__ = [
+    "checkpointed",
+    "draws_nothing_at_zero",
+    "draws_nothing_with_seed",
+    "kept_elements",
+    "seed_from_generator",
+    "seed_of_either_type",
+]
 
 
 def kept_elements(subject: Subject, problem: Problem, device: torch.device) -> None:
@@ -53,6 +60,15 @@ def draws_nothing_at_zero(subject: Subject, problem: Problem, device: torch.devi
     judge(plain, problem, device)
     same_bits(plain, zero, "without dropout and with p = 0", with_grads=False)
     same_bits(plain, seeded, "without dropout and with p = 0 and a seed", with_grads=False)
+
+
+def draws_nothing_with_seed(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """A seed that is given, as a number or a tensor, is all that dropout takes: the generator stays where it was."""
+    before = _generator_state(device)
+    for as_tensor_seed in (False, True):
+        call = make_call(replace(problem, as_tensor_seed=as_tensor_seed), device)
+        judge(subject.run(call), problem, device)
+        require(torch.equal(before, _generator_state(device)), "dropout with a given seed advanced the default generator")
 
 
 def seed_from_generator(subject: Subject, problem: Problem, device: torch.device) -> None:

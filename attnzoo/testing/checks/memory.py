@@ -15,13 +15,14 @@ from attnzoo.testing.failure import NotApplicable, require
 from attnzoo.testing.inputs import Call, make_call
 from attnzoo.testing.oracle import Results
 from attnzoo.testing.problem import Problem
-from attnzoo.testing.storage import POISON_BYTE, STORAGES, bits
+from attnzoo.testing.storage import POISON_BYTE, STORAGES, bits, bytes_of
 from attnzoo.testing.subject import Subject
 
 __all__ = [
     "aligned_then_offset",
     "guarded_allocations",
     "huge_strides",
+    "outputs_are_own",
     "poisoned_allocations",
     "poisoned_free_blocks",
     "poisoned_slack",
@@ -47,6 +48,23 @@ def poisoned_allocations(subject: Subject, problem: Problem, device: torch.devic
     with unchanged(call), guarded_allocations():
         results = subject.run(call)
     judge(results, problem, device)
+
+
+def outputs_are_own(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """What is written into o and lse, element by element, reaches no input: with and without gradients."""
+    for grads in ((), ("q", "k", "v")):
+        call = make_call(replace(problem, grads=grads), device)
+        outputs = dict(zip(("o", "lse"), subject.forward(call)))
+        judge(Results(*[None if output is None else output.detach().clone() for output in outputs.values()], {}), problem, device)
+        before = {name: bytes_of(tensor) for name, tensor in call.tensors().items()}
+        for name, output in outputs.items():
+            if output is None:
+                continue
+            strides = zip(output.shape, output.stride())
+            require(all(size == 1 or stride for size, stride in strides), f"{name} has strides {output.stride()}: elements share memory")
+            output.detach().fill_(7.0)
+            for other, tensor in call.tensors().items():
+                require(torch.equal(bytes_of(tensor), before[other]), f"what is written into {name} changes {other}: they share memory")
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from attnzoo.testing.inputs import make_call
 from attnzoo.testing.problem import Problem, Table
 from attnzoo.testing.subject import Refused, Subject
 
-__all__ = ["a_b_a", "equal_bits", "threads"]
+__all__ = ["a_b_a", "changed_in_place", "equal_bits", "threads"]
 
 REPEATS = 200
 THREADS = 4
@@ -65,6 +65,24 @@ def variations(problem: Problem) -> list[Problem]:
         replace(problem, grads=("v",)),
     ]
     return [change for change in changes if change != problem]
+
+
+def changed_in_place(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """Other numbers written into the tensors of a call, and the first ones again: nothing is known by its address.
+
+    Takes no layout, which is frozen.
+    """
+    other = replace(problem, seed=problem.seed + 1)
+    if problem.segments is not None:
+        other = replace(other, segments=replace(problem.segments, kind="interleaved"))
+    if problem.dropout_seed is not None:
+        other = replace(other, dropout_seed=problem.dropout_seed + 1)
+    call = make_call(problem, device)
+    for part in (problem, other, problem):
+        with torch.no_grad():
+            for name, tensor in make_call(part, device).tensors().items():
+                call.tensors()[name].copy_(tensor)
+        judge(subject.run(call), part, device)
 
 
 def threads(subject: Subject, problem: Problem, device: torch.device) -> None:

@@ -82,7 +82,7 @@ def import_quietly() -> None:
 def run(spec: AttentionSpec, inputs: AttentionInputs, compiler: str) -> tuple[Tensor, Tensor | None]:
     """Compile the call if its kind is new, and run it; within a compiled function it is part of that."""
     function = call if torch.compiler.is_compiling() else compiled(spec, compiler)
-    score, blocks = score_mod(spec, inputs), block_mask(spec, inputs)
+    score, blocks = score_mod(spec, inputs), block_mask(spec, inputs, skips=compiler == "inductor")
     q, k, v = inputs.q, inputs.k, inputs.v
     if not spec.grads:  # on the CPU it refuses tensors that require one, even where torch records none
         q, k, v = q.detach(), k.detach(), v.detach()

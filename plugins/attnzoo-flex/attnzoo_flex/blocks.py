@@ -20,10 +20,11 @@ BLOCK = 128  # FlexAttention's own default
 _of_layouts: weakref.WeakKeyDictionary[BlockLayout, dict[bool, Any]] = weakref.WeakKeyDictionary()
 
 
-def block_mask(spec: AttentionSpec, inputs: AttentionInputs) -> Any:
+def block_mask(spec: AttentionSpec, inputs: AttentionInputs, *, skips: bool = True) -> Any:
     """A `BlockMask`, or None where every pair attends.
 
-    Blocks that a layout or the band leaves out are skipped; a mask and segments are data, looked up pair by pair.
+    Blocks that a layout or the band leaves out are skipped; a mask and segments are data, looked up pair by pair. What
+    reads the rule alone and skips no block (`skips=False`) gets one that knows the blocks too.
     """
     has_more = needs_more_than_band(spec)
     if spec.layout is None and spec.band == (None, None) and not has_more:
@@ -32,16 +33,22 @@ def block_mask(spec: AttentionSpec, inputs: AttentionInputs) -> Any:
         made = _of_layout(inputs.layout, asks_every_pair=has_more or spec.band != (None, None))
     else:
         made = _of_band(spec.q_len, spec.kv_len, spec.band, spec.align, spec.device, has_more)
+    if skips and spec.band == (None, None) and not has_more and has_no_rule(inputs.layout):
+        return made  # a rule would only be compiled in, for blocks that don't exist
     made = copy.copy(made)
     made.mask_mod = mask_mod(spec, inputs)
     return made
+
+
+def has_no_rule(layout: BlockLayout | None) -> bool:
+    return layout is not None and layout.partial.indices.numel() == 0
 
 
 def _of_layout(layout: BlockLayout, *, asks_every_pair: bool) -> Any:
     layout.check_unmodified()
     kept = _of_layouts.setdefault(layout, {})
     if asks_every_pair not in kept:
-        kept[asks_every_pair] = _all_partial(layout) if asks_every_pair else to_block_mask(layout)
+        kept[asks_every_pair] = _all_partial(layout) if asks_every_pair else _without_rule(to_block_mask(layout))
     return kept[asks_every_pair]
 
 
@@ -53,6 +60,14 @@ def _of_band(q_len: int, kv_len: int, band: tuple[int | None, int | None], align
     else:
         layout = layouts.sliding_window(q_len, kv_len, window=band, block=BLOCK, align=align, device=device)
     return _all_partial(layout) if asks_every_pair else to_block_mask(layout)
+
+
+def _without_rule(made: Any) -> Any:
+    """Its blocks alone; the rule, if the call needs one, is the call's."""
+    from torch.nn.attention.flex_attention import noop_mask
+
+    made.mask_mod = noop_mask
+    return made
 
 
 def _all_partial(layout: BlockLayout) -> Any:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from attnzoo import AttentionInputs, AttentionSpec
+from attnzoo import AttentionInputs, AttentionSpec, BlockLayout
 from attnzoo.layouts.convert import mask_mod_of
 
 __all__ = ["MaskMod", "ScoreMod", "mask_mod", "needs_more_than_band", "score_mod"]
@@ -16,6 +17,8 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 LOWEST = -(2.0**126)
+
+_rules: weakref.WeakKeyDictionary[BlockLayout, MaskMod] = weakref.WeakKeyDictionary()
 
 
 def needs_more_than_band(spec: AttentionSpec) -> bool:
@@ -27,7 +30,7 @@ def mask_mod(spec: AttentionSpec, inputs: AttentionInputs) -> MaskMod:
     """`(b, h, i, j) -> bool`, all rules of the call by AND; captures its tensors."""
     parts = [part for part in (_band(spec), _mask(spec, inputs), _segments(inputs)) if part is not None]
     if inputs.layout is not None:
-        parts.append(mask_mod_of(inputs.layout))
+        parts.append(_of_layout(inputs.layout))
 
     def attends(b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
         kept = j >= 0
@@ -36,6 +39,14 @@ def mask_mod(spec: AttentionSpec, inputs: AttentionInputs) -> MaskMod:
         return kept
 
     return attends
+
+
+def _of_layout(layout: BlockLayout) -> MaskMod:
+    """Made once: its tables are as large as the grid of blocks."""
+    layout.check_unmodified()
+    if layout not in _rules:
+        _rules[layout] = mask_mod_of(layout)
+    return _rules[layout]
 
 
 def _band(spec: AttentionSpec) -> MaskMod | None:

@@ -74,6 +74,35 @@ def test_the_compiled_kernel_gives_the_same_and_is_compiled_once():
     assert counters["stats"]["unique_graphs"] - before <= 1, "another layout of the same kind compiles again and again"
 
 
+def test_a_layout_of_full_blocks_alone_brings_no_rule_into_the_compiled_kernel():
+    """A lookup that no block needs is compiled in all the same: it costs time, and on a card shared memory that there isn't."""
+    from torch.nn.attention.flex_attention import noop_mask
+
+    q = randn(1, 2, 200, 32)
+    full = attnzoo.layouts.random(200, density=0.5, block=64)
+    cut = attnzoo.layouts.sliding_window(200, window=90, block=64)
+    made = {}
+    for name, layout, options in (("full", full, {}), ("full, causal", full, {"causal": True}), ("cut", cut, {})):
+        asked = AttentionSpec.of(q, q, q, layout=layout, **options)
+        inputs = AttentionInputs.of(asked, q, q, q, layout=layout)
+        made[name] = blocks.block_mask(asked, inputs)
+        assert (made[name].mask_mod is noop_mask) == (name == "full"), name
+        assert blocks.block_mask(asked, inputs, skips=False).mask_mod is not noop_mask, name
+    truth = attnzoo.attention(q, q, q, layout=full, backend="naive")
+    torch.testing.assert_close(attnzoo.attention(q, q, q, layout=full, backend="flex"), truth, atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(attnzoo.attention(q, q, q, layout=full, backend="flex_eager"), truth, atol=2e-6, rtol=1e-5)
+
+
+def test_the_tables_of_a_layout_are_made_once(monkeypatch):
+    mods = pytest.importorskip("attnzoo_flex.mods")
+    made = []
+    monkeypatch.setattr(mods, "mask_mod_of", lambda layout, make=mods.mask_mod_of: made.append(layout) or make(layout))
+    q, layout = randn(1, 2, 200, 32), attnzoo.layouts.sliding_window(200, window=90, block=64)
+    for _ in range(2):
+        attnzoo.attention(q, q, q, layout=layout, backend="flex_eager")
+    assert len(made) == 1
+
+
 def test_no_recompilation_limit_is_met():
     for length in range(20, 20 + 2 * torch._dynamo.config.recompile_limit):
         q = randn(1, 1, length, 8)

@@ -189,16 +189,33 @@ class Cells:
             demand(f"{name} of all heads against {OURS}", relative(one, other.double()), 2 * limit)
         return worst
 
+    def backwards(self, cell: Prepared) -> dict[str, Callable[[], Any]]:
+        """The backward alone of each that was right, its forward done."""
+        runs: dict[str, Callable[[], Any]] = {}
+        for name, attend in cell.backward.items():
+            o = self.guarded(name, cell.reasons, f"{name} backward", partial(attend, *self.leaves))
+            if o is not None:
+                runs[name] = partial(torch.autograd.grad, o, self.leaves, self.g, retain_graph=True)
+        return runs
+
+    def repeatable(self, runs: dict[str, Callable[[], Any]], way: str, reasons: dict[str, str]) -> dict[str, Callable[[], Any]]:
+        """Those that can be called twice, as a clock calls them; of the others the reason, so that they cost nobody else the cell."""
+
+        def twice(run: Callable[[], Any]) -> bool:
+            run()
+            run()
+            return True
+
+        kept = {name: run for name, run in runs.items() if self.guarded(name, reasons, f"{name} {way}", partial(twice, run))}
+        self.trying("")
+        return kept
+
     def time(self, cell: Prepared) -> dict[str, Any]:
         """The row of a cell."""
-        self.trying("")
         with torch.no_grad():
-            forward, late = interleaved_ms({name: partial(attend, *self.plain) for name, attend in (cell.forward | self.dense).items()})
-        runs = {}
-        for name, attend in cell.backward.items():
-            o = attend(*self.leaves)
-            runs[name] = partial(torch.autograd.grad, o, self.leaves, self.g, retain_graph=True)
-        backward, late_backward = interleaved_ms(runs)
+            runs = {name: partial(attend, *self.plain) for name, attend in (cell.forward | self.dense).items()}
+            forward, late = interleaved_ms(self.repeatable(runs, "forward", cell.reasons))
+        backward, late_backward = interleaved_ms(self.repeatable(self.backwards(cell), "backward", cell.reasons))
         layout = cell.pattern.layout
         return {
             "dim": self.job.dim,

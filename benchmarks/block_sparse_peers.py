@@ -11,6 +11,7 @@ from functools import cache, partial
 from typing import Any
 
 import torch
+import torch._functorch.config
 from block_sparse_inputs import BLOCK, DEVICE, Pattern
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -36,6 +37,7 @@ def compiled_flex() -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
     torch._dynamo.config.recompile_limit = 1000  # beyond it flex falls back to its unfused path, and is no peer
+    torch._functorch.config.donated_buffer = False  # else a backward can't run twice, and its forward would be timed with it
     return torch.compile(flex_attention, dynamic=False)
 
 

@@ -50,6 +50,57 @@ def test_a_right_contender_is_timed(cells, family, name):
     assert max(row["errors"].values()) < 5e-3
 
 
+def test_one_that_can_be_called_once_costs_its_own_cells_alone(cells):
+    """Right when it is checked, and refused when a clock calls it again: as compiled backwards with donated buffers are."""
+
+    def once(pattern):
+        attend, calls = ours(pattern), []
+
+        class Once(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, o):
+                ctx.is_used = False
+                return o.clone()
+
+            @staticmethod
+            def backward(ctx, grad):
+                if ctx.is_used:
+                    raise RuntimeError("compiled with non-empty donated buffers")
+                ctx.is_used = True
+                return grad
+
+        def call(q, k, v):
+            calls.append(q.requires_grad)
+            if not q.requires_grad and calls.count(False) > 1:
+                raise RuntimeError("no second forward")
+            return Once.apply(attend(q, k, v))
+
+        return call
+
+    ours = cells.SPARSE["block_sparse"]
+    cells.SPARSE["once"] = once
+    each = made(cells, "window")
+    row = each.time(each.prepare("sliding_window"))
+    assert set(row["ms"]["forward"]) == set(row["ms"]["backward"]) == {"block_sparse"}
+    assert row["reasons"] == {
+        "once forward": "RuntimeError: no second forward",
+        "once backward": "RuntimeError: compiled with non-empty donated buffers",
+    }
+
+
+def test_flex_is_compiled_so_that_its_backward_runs_twice(cells, monkeypatch):
+    import torch._functorch.config as functorch
+
+    monkeypatch.setattr(functorch, "donated_buffer", True)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", torch._dynamo.config.recompile_limit)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    peers = sys.modules["block_sparse_peers"]
+    peers.compiled_flex.cache_clear()
+    peers.compiled_flex()
+    peers.compiled_flex.cache_clear()
+    assert functorch.donated_buffer is False
+
+
 def test_a_wrong_contender_and_one_that_fails_are_not(cells):
     def wrong_gradient(pattern):
         attend = ours(pattern)

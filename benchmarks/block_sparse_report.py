@@ -39,10 +39,14 @@ def rate(row: Row, way: str, name: str) -> str:
     return f"{tflops(row, way, name):.0f}" if name in row["ms"][way] else "-"
 
 
+def measured_ways(rows: list[Row]) -> list[str]:
+    return [way for way in WAYS if any(row["ms"][way] for row in rows)]
+
+
 def compared_rows(rows: list[Row]) -> str:
-    cells = []
+    cells, ways = [], measured_ways(rows)
     for row in rows:
-        rates = [f"{rate(row, 'forward', name)} / {rate(row, 'backward', name)}" for name in (OURS, *PEERS)]
+        rates = [" / ".join(rate(row, way, name) for way in ways) for name in (OURS, *PEERS)]
         over = over_ideal(row)
         start = [str(row["dim"]), str(row["length"]), row["layout"], f"{row['density']:.4f}"]
         cells.append([*start, *rates, "-" if over is None else f"{over:.2f}"])
@@ -89,8 +93,8 @@ def in_one_run(results: dict[str, Any]) -> list[str]:
             f"{machine['commit'] or 'unknown'}). bf16, B = 1, {rows[0]['heads']} heads, blocks of 128, medians of five interleaved "
             "rounds, the host's share left out. Every output and gradient was compared with float64 before its time counts. fa4 and "
             "flex are given the same blocks; fa4 native is FlashAttention 4 without lists of blocks, by its window or packed "
-            "documents. TFLOP/s forward / backward over the blocks that exist; the last column is the forward's time over the "
-            "density times the fastest dense forward of the same rounds."
+            f"documents. TFLOP/s {' / '.join(measured_ways(rows))} over the blocks that exist; the last column is the forward's time "
+            "over the density times the fastest dense forward of the same rounds."
         ),
         compared_rows(rows),
         ratios(said),
@@ -144,9 +148,9 @@ def both_kernels(rows: list[Row]) -> list[str]:
 
 def points(compared: dict[str, Any] | None, quick: list[Row]) -> list[Row]:
     """What is drawn: `dim`, `length`, `density`, `ms` by direction and name. Random blocks of the run beside the peers, or of the
-    earlier one."""
+    earlier one where that lacks a head dim or a direction."""
     drawn = [row for row in compared["compare"] if row["layout"].startswith("random")] if compared else []
-    if drawn:
+    if {row["dim"] for row in quick} <= {row["dim"] for row in drawn} and all(OURS in row["ms"][way] for row in drawn for way in WAYS):
         return drawn
     names = ("hopper", "portable")
     made = []

@@ -57,6 +57,16 @@ def test_the_table_of_a_comparison(report: ModuleType) -> None:
     assert "topk takes 1.25 ms there, one forward over random blocks of that density 1.10 ms at D = 128." in " ".join(text.split())
 
 
+def test_a_run_of_forwards_alone_has_no_column_and_no_figure_of_backwards(report: ModuleType) -> None:
+    rows = [row_of(128, share) for share in (1, 4, 32)]
+    for row in rows:
+        row["ms"]["backward"] = {}
+    text = report.measured(results_of(rows), report.load()[1])
+    assert "| 128 | 32768 | random 1/4 | 0.2500 | 1047 | 524 | 349 | - | 1.05 |" in text
+    assert "TFLOP/s forward over the blocks" in " ".join(text.split())
+    assert report.points(results_of(rows), report.load()[1]) == report.points(None, report.load()[1])
+
+
 def test_what_was_wrong_is_said_and_has_no_rate(report: ModuleType) -> None:
     rows = [row_of(64, share) for share in (1, 2, 4)]
     wrong = "ArithmeticError: relative error of dq is 1.5e+02, at most 1e-02 is right"

@@ -13,6 +13,7 @@ from attnzoo.testing.cases import CASES
 ROOT = Path(__file__).parents[1]
 TABLE = (ROOT / "docs" / "faults.md").read_text(encoding="utf-8")
 ROWS = [(int(match[1]), [cell.strip() for cell in match[2].split("|")]) for match in re.finditer(r"^\| (\d+) \|(.+)\|$", TABLE, re.M)]
+BEYOND = re.findall(r"^\| (?!what|---)([^|]+) \| ([^|]+) \|$", TABLE.partition("## Kinds beyond the survey")[2], re.M)
 # of the survey; its gaps are entries that were dropped there
 # fmt: off
 ENTRIES = [
@@ -36,11 +37,22 @@ def test_names_exist(number: int, cells: list[str]) -> None:
     assert reported
     assert wrong
     assert len(looked_for) > 5, f"fault {number} has neither a case nor a sentence"
+    assert_named(looked_for)
+
+
+@pytest.mark.parametrize(("wrong", "looked_for"), BEYOND, ids=[wrong for wrong, _ in BEYOND])
+def test_names_of_kinds_beyond_the_survey_exist(wrong: str, looked_for: str) -> None:
+    assert "`T" in looked_for, f"no case looks for {wrong}"
+    assert_named(looked_for)
+
+
+def assert_named(looked_for: str) -> None:
+    """Every test file and every case that a cell names exists."""
     for name in re.findall(r"`([^`]+)`", looked_for):
         if name.startswith("tests/"):
-            assert (ROOT / name).is_file(), f"fault {number}: there is no {name}"
+            assert (ROOT / name).is_file(), f"there is no {name}"
         elif re.match(r"T\d\d-", name):
-            assert fnmatch.filter(IDS, name), f"fault {number}: no case is named {name}"
+            assert fnmatch.filter(IDS, name), f"no case is named {name}"
 
 
 def test_case_ids_are_unique() -> None:

@@ -221,3 +221,54 @@ class CacheForgetsAlignment(Mutant):
         start = q.storage_offset() // 4 * 4 if self.is_compiled else q.storage_offset()
         self.is_compiled = self.is_compiled or start % 4 == 0
         return super().queries(spec, replace(inputs, q=q.as_strided(q.shape, q.stride(), start)))
+
+
+class MaskKeptByAddress(Mutant):
+    """What was made of a mask is kept by its address and shape."""
+
+    caught_by = ("T29-changed_in_place-mask-fp32", "T29-changed_in_place-mask-of-keys-bf16")
+    passes = "T29-changed_in_place-bias-fp32"
+
+    def __init__(self):
+        super().__init__()
+        self.kept_masks = {}
+
+    def mask(self, spec, mask):
+        return self.kept_masks.setdefault((mask.data_ptr(), tuple(mask.shape)), mask.clone())
+
+
+class KeysKeptByAddress(Mutant):
+    """k, brought to fp32, is kept by its address and shape."""
+
+    caught_by = ("T29-changed_in_place-plain-fp32", "T29-changed_in_place-grouped-bf16")
+
+    def __init__(self):
+        super().__init__()
+        self.kept_keys = {}
+
+    def keys(self, spec, inputs):
+        return self.kept_keys.setdefault((inputs.k.data_ptr(), tuple(inputs.k.shape)), super().keys(spec, inputs))
+
+
+class OutputIsTheValue(Mutant):
+    """Where every query sees its own key alone, o is v itself."""
+
+    caught_by = ("T24-outputs_are_own-own-key-fp32", "T24-outputs_are_own-own-key-bf16")
+    passes = "T20-window-0-0-fp32"
+
+    def attend(self, spec, inputs):
+        o, lse = super().attend(spec, inputs)
+        is_own = spec.band == (0, 0) and spec.diagonal == 0 and inputs.mask is None
+        return (inputs.v.view_as(o) if is_own and not spec.return_lse else o), lse
+
+
+class OutputIsExpanded(Mutant):
+    """Where there is one key, o is v, expanded."""
+
+    caught_by = ("T24-outputs_are_own-one-key-fp32",)
+    passes = "T10-lengths-257x1-fp32"
+
+    def attend(self, spec, inputs):
+        o, lse = super().attend(spec, inputs)
+        is_row = spec.kv_len == 1 and spec.group == 1 and not spec.return_lse
+        return (inputs.v.expand(o.shape) if is_row else o), lse

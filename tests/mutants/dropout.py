@@ -95,6 +95,26 @@ class CounterWithinTile(Mutant):
         return super().kept_by_dropout(spec, seed)[..., torch.arange(spec.kv_len) % 64]
 
 
+class CounterWrapsAt512(Mutant):
+    """The counter of keys is one of 9 bits."""
+
+    caught_by = ("T22-long-dropout-513x600-fp32", "T22-long-dropout-40x1025-fp16")
+    passes = "T22-dropout-long-fp32"
+
+    def kept_by_dropout(self, spec, seed):
+        return super().kept_by_dropout(spec, seed)[..., torch.arange(spec.kv_len) % 512]
+
+
+class DropoutLostUnderWindow(Mutant):
+    """With a window, nothing is dropped."""
+
+    caught_by = ("T18-pair-window-dropout-fp32",)
+    passes = "T22-dropout-causal-fp32"
+
+    def dropout(self, spec, inputs):
+        return 1.0 if spec.window is not None else super().dropout(spec, inputs)
+
+
 class SeedIn32Bits(Mutant):
     """Only the low word of the seed counts."""
 
@@ -122,4 +142,15 @@ class NoDropoutAdvancesGenerator(Mutant):
 
     def misread(self, spec, inputs):
         torch.randint(2**31, (1,))
+        return spec, inputs
+
+
+class GivenSeedAdvancesGenerator(Mutant):
+    """A seed is drawn, and then the one that was given is taken."""
+
+    caught_by = ("T22-draws_nothing_with_seed-fp32",)
+
+    def misread(self, spec, inputs):
+        if spec.dropout_p:
+            torch.randint(2**31, (1,))
         return spec, inputs

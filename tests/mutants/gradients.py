@@ -110,6 +110,17 @@ class SlopeOfSoftcapIgnored(Mutant):
         return super().capped(spec, s)[0], 1.0
 
 
+class SlopeOfSoftcapIgnoredForGroups(Mutant):
+    """Where heads are grouped, the derivative of the soft cap is taken for 1."""
+
+    caught_by = ("T24-backward-parity-softcap-grouped-fp32", "T24-backward-parity-softcap-grouped-fp16")
+    passes = "T24-backward-parity-softcap-fp32"
+
+    def capped(self, spec, s):
+        capped, slope = super().capped(spec, s)
+        return capped, slope if spec.group == 1 else 1.0
+
+
 class BackwardIgnoresScale(BackwardMutant):
     """The backward takes the scale for head_dim ** -0.5."""
 
@@ -179,6 +190,38 @@ class StridesOfGradientIgnored(Mutant):
         shape = grad_o.shape
         extent = torch.empty(shape, device="meta").stride()
         return super().backward(spec, inputs, o, lse, grad_o.as_strided(shape, extent), grad_lse)
+
+
+class StridesOfGradientIgnoredForGroups(Mutant):
+    """Where heads are grouped and the call isn't causal, the gradient of o is read as if it were contiguous."""
+
+    caught_by = ("T09-gradient-bshd-grouped-fp32", "T09-gradient-last_dim-grouped-fp16")
+    passes = "T09-gradient-bshd-of-bshd"
+
+    def backward(self, spec, inputs, o, lse, grad_o, grad_lse):
+        if spec.group > 1 and not spec.causal:
+            grad_o = grad_o.as_strided(grad_o.shape, torch.empty(grad_o.shape, device="meta").stride())
+        return super().backward(spec, inputs, o, lse, grad_o, grad_lse)
+
+
+class QueryGradientOfEightBatches(GradientMutant):
+    """dQ beyond the eighth batch entry is 0."""
+
+    caught_by = ("T10-batch-of-9-full-fp32", "T10-batch-of-9-causal-bf16")
+    passes = "T22-dropout-batch-and-heads-fp32"
+
+    def spoil(self, spec, inputs, grads):
+        return grads if grads.q is None else replace(grads, q=grads.q * (torch.arange(spec.batch) < 8)[:, None, None, None])
+
+
+class KeyGradientDroppedForSelf(GradientMutant):
+    """Where q and k are one tensor, dK is 0."""
+
+    caught_by = ("T24-shared_inputs-plain-fp32", "T24-shared_inputs-causal-fp16")
+
+    def spoil(self, spec, inputs, grads):
+        is_one = inputs.q.data_ptr() == inputs.k.data_ptr() and inputs.q.shape == inputs.k.shape
+        return replace(grads, k=torch.zeros_like(grads.k)) if is_one and grads.k is not None else grads
 
 
 class OnlyWithGradientOfQ(GradientMutant):

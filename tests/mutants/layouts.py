@@ -148,3 +148,21 @@ class TransposedBitsInForwardOrder(LayoutMutant):
         bits = torch.empty_like(layout.rule.bits)
         bits[layout.transposed[2]] = layout.rule.bits
         return replace(layout, rule=ElementRule(bits=bits))
+
+
+class LastColumnLostInBackward(Mutant):
+    """Where whole blocks hold the queries but not the keys, the backward leaves out the last block column."""
+
+    caught_by = ("T23-last_column-32x17", "T23-pairs-32x17")
+    passes = "T23-last_column-17x33"
+
+    def misread(self, spec, inputs):
+        return spec, inputs
+
+    def misread_backward(self, spec, inputs):
+        layout = inputs.layout
+        if layout is None or layout.q_len % layout.block_q or not layout.kv_len % layout.block_kv:
+            return spec, inputs
+        whole = torch.arange(layout.kv_len) < layout.kv_len // layout.block_kv * layout.block_kv
+        mask = whole.view(1, 1, 1, -1) if inputs.mask is None else inputs.mask & whole
+        return spec, replace(inputs, mask=mask)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from .gradients import GradientMutant
 from .mutant import PLAIN_FORWARD, Mutant
 
 
@@ -151,3 +152,34 @@ class SinkGradientOfEmptyRow(Mutant):
         empty = ~self.kept(spec, inputs).expand(*lse.shape, spec.kv_len).any(-1)
         grad_lse = None if grad_lse is None else grad_lse.masked_fill(empty, 0.0)
         return super().backward(spec, inputs, o, lse, grad_o, grad_lse)
+
+
+class LseGradientLostUnderWindow(Mutant):
+    """With a window, the gradient of the lse is thrown away."""
+
+    caught_by = ("T21-lse-window-loss-lse-fp32", "T21-lse-window-loss-o+lse-fp16")
+    passes = "T21-lse-causal-loss-lse-fp32"
+
+    def backward(self, spec, inputs, o, lse, grad_o, grad_lse):
+        return super().backward(spec, inputs, o, lse, grad_o, None if spec.window is not None else grad_lse)
+
+
+class SinkGradientDoubledWithLse(GradientMutant):
+    """With causal and an lse that the loss reads, the gradient of the sinks is twice what it is."""
+
+    caught_by = ("T24-backward-parity-sinks-causal-lse-fp32", "T21-lse-sinks-causal-loss-o+lse-fp32")
+    passes = "T21-lse-sinks-loss-o+lse-fp32"
+
+    def spoil(self, spec, inputs, grads):
+        return replace(grads, sinks=grads.sinks * 2) if grads.sinks is not None and spec.causal and spec.return_lse else grads
+
+
+class SinksLostUnderSegments(Mutant):
+    """With segments, sinks have no effect."""
+
+    caught_by = ("T18-pair-segments-sinks-fp32",)
+    passes = "T24-backward-parity-sinks-fp32"
+
+    def sinks(self, spec, inputs):
+        sinks = super().sinks(spec, inputs)
+        return sinks if inputs.q_segment_ids is None else torch.full_like(sinks, -torch.inf)

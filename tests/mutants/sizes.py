@@ -49,6 +49,28 @@ class HeadDimCut(Mutant):
         return self.queries(spec, inputs)[..., :64] @ self.keys(spec, inputs)[..., :64].mT
 
 
+class KeysBeyond1024Skipped(Mutant):
+    """With more than 8 queries, keys beyond the first 1024 are left out."""
+
+    caught_by = ("T10-long-full-1025-fp32", "T10-long-lengths-70x2049-fp16", "T10-long-lengths-513x1025-fp32")
+    passes = "T12-grid-many-keys"
+
+    def band(self, spec, inputs):
+        early = torch.arange(spec.kv_len) < 1024
+        return super().band(spec, inputs) & early if spec.q_len > 8 else super().band(spec, inputs)
+
+
+class HeadDimOfEightsCut(Mutant):
+    """Head dims between the usual ones, 48, 56, 88 and 120, lose their last 8 channels."""
+
+    caught_by = ("T11-head-dim-48-fp32", "T11-head-dim-56-bf16", "T11-head-dim-88-fp16", "T11-head-dim-120-fp32")
+    passes = "T11-head-dim-104-fp32"
+
+    def products(self, spec, inputs):
+        counted = spec.head_dim - 8 if spec.head_dim in (48, 56, 88, 120) else spec.head_dim
+        return self.queries(spec, inputs)[..., :counted] @ self.keys(spec, inputs)[..., :counted].mT
+
+
 class HeadDimPadded(Mutant):
     """The default scale is that of the head dim padded to a multiple of 16."""
 

@@ -101,8 +101,8 @@ def shared_inputs(subject: Subject, problem: Problem, device: torch.device) -> N
     for names in (("q", "k"), ("k", "v"), ("q", "k", "v")):
         made = make_call(problem, device)
         one = made.leaf(names[0])
-        apart = replace(made, **{name: one.detach().clone().requires_grad_() for name in names})
-        shared = replace(made, **dict.fromkeys(names, one), grads=tuple(name for name in problem.grads if name not in names[1:]))
+        apart = _with_inputs(made, {name: one.detach().clone().requires_grad_() for name in names}, problem.grads)
+        shared = _with_inputs(made, dict.fromkeys(names, one), tuple([name for name in problem.grads if name not in names[1:]]))
         with ieee_products():
             truth, measured = oracle.solve(apart), yardstick.solve(apart)
         first, others = f"d{names[0]}", [f"d{name}" for name in names[1:]]
@@ -110,6 +110,11 @@ def shared_inputs(subject: Subject, problem: Problem, device: torch.device) -> N
         amounts[first] = tuple(sum((amounts[other][n] for other in others), amounts[first][n]) for n in (0, 1))  # type: ignore[assignment]
         truth = replace(truth, results=_summed(truth.results, names), amounts=amounts)
         assert_results_within_budget(subject.run(shared), truth, _summed(measured, names), getattr(torch, problem.dtype))
+
+
+def _with_inputs(call: Call, inputs: dict[str, Tensor], grads: tuple[str, ...]) -> Call:
+    q, k, v = (inputs.get(name, call.leaf(name)) for name in ("q", "k", "v"))
+    return replace(call, q=q, k=k, v=v, grads=grads)
 
 
 def _summed(results: Results, names: tuple[str, ...]) -> Results:

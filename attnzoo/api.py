@@ -16,6 +16,7 @@ from attnzoo.backend import Backend
 from attnzoo.explanation import Explanation
 from attnzoo.inputs import AttentionInputs
 from attnzoo.layout import BlockLayout
+from attnzoo.recent import spec_of
 from attnzoo.registry import AUTO
 from attnzoo.spec import Align, AttentionSpec, Window
 from attnzoo.tracing import constant_when_traced
@@ -84,25 +85,29 @@ def attention(
         UnsupportedError: the backend can't serve this call; all its reasons are listed.
         UnknownBackendError: no such backend.
     """
-    spec = AttentionSpec.of(
-        q,
-        k,
-        v,
-        causal=causal,
-        align=align,
-        window=window,
-        mask=mask,
-        bias=bias,
-        segment_ids=segment_ids,
-        layout=layout,
-        scale=scale,
-        softcap=softcap,
-        sinks=sinks,
-        dropout_p=dropout_p,
-        dropout_seed=dropout_seed,
-        return_lse=return_lse,
-        deterministic=deterministic,
-    )
+    has_tensors = not (mask is None and bias is None and segment_ids is None and layout is None and sinks is None)
+    if not has_tensors and dropout_seed is None and type(dropout_p) is float and dropout_p == 0.0:
+        spec = spec_of(q, k, v, causal, align, window, scale, softcap, return_lse, deterministic)
+    else:
+        spec = AttentionSpec.of(
+            q,
+            k,
+            v,
+            causal=causal,
+            align=align,
+            window=window,
+            mask=mask,
+            bias=bias,
+            segment_ids=segment_ids,
+            layout=layout,
+            scale=scale,
+            softcap=softcap,
+            sinks=sinks,
+            dropout_p=dropout_p,
+            dropout_seed=dropout_seed,
+            return_lse=return_lse,
+            deterministic=deterministic,
+        )
     choice = _default_choice() if backend is None else backend
     _load(choice)
     chosen = registry.default().select(spec, choice)

@@ -79,7 +79,8 @@ ARROWS: dict[str, tuple[str, ...]] = {
     "registry": ("__init__", "backend", "hookspecs", "errors", "spec"),
     "explanation": ("cost", "registry", "errors", "spec", "tables", "backend"),
     "tracing": (),
-    "api": ("tracing", "registry", "backend", "explanation", "inputs", "layout", "spec", "errors"),
+    "recent": ("spec",),
+    "api": ("tracing", "registry", "backend", "explanation", "inputs", "layout", "recent", "spec", "errors"),
     **{
         f"backends.{shared}": (*CORE, "backends.triton.*", "backends.block_sparse_triton.*", "backends.hopper.*", "backends.recompute")
         for shared in SHARED

@@ -1,0 +1,84 @@
+"""The specs of recent calls: a caller in a loop has its call validated once.
+
+Equal calls share one spec, which every cache keyed by specs then finds by identity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from attnzoo.spec import Align, AttentionSpec, Window
+
+__all__ = ["spec_of"]
+
+MOST = 1024
+PLAIN = frozenset({Tensor, Parameter})  # a subclass may say anything of itself
+SIMPLE = frozenset({bool, int, float, str, type(None)})
+
+_specs: dict[Hashable, AttentionSpec] = {}
+
+
+def spec_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    causal: bool,
+    align: Align | None,
+    window: Window | None,
+    scale: float | None,
+    softcap: float | None,
+    return_lse: bool,
+    deterministic: bool,
+) -> AttentionSpec:
+    """What `AttentionSpec.of` returns or raises for a call without further tensors and without dropout."""
+    key = None if torch.compiler.is_compiling() else _key(q, k, v, window, causal, align, scale, softcap, return_lse, deterministic)
+    spec = None if key is None else _specs.get(key)
+    if spec is None:
+        spec = AttentionSpec.of(
+            q,
+            k,
+            v,
+            causal=causal,
+            align=align,
+            window=window,
+            scale=scale,
+            softcap=softcap,
+            return_lse=return_lse,
+            deterministic=deterministic,
+        )
+        if key is not None:
+            if len(_specs) >= MOST:
+                _specs.clear()
+            _specs[key] = spec
+    return spec
+
+
+def _key(q: Tensor, k: Tensor, v: Tensor, window: Window | None, *options: object) -> Hashable | None:
+    """Everything that the spec depends on; None where that is more, or can't be asked.
+
+    Types go with the values: 1 == True == 1.0, and not all of them are taken.
+    """
+    if type(q) not in PLAIN or type(k) not in PLAIN or type(v) not in PLAIN:
+        return None
+    strided, device = torch.strided, q.device
+    if q.layout is not strided or k.layout is not strided or v.layout is not strided or q.is_nested or k.is_nested or v.is_nested:
+        return None
+    if device.type == "meta" or torch.is_autocast_enabled(device.type):
+        return None
+    if window is not None:
+        if type(window) is not tuple:
+            return None
+        options += window
+    types = tuple([type(option) for option in options])
+    if not SIMPLE.issuperset(types):
+        return None
+    return (
+        q.shape, q.stride(), q.dtype, device, q.requires_grad,
+        k.shape, k.stride(), k.dtype, k.device, k.requires_grad,
+        v.shape, v.stride(), v.dtype, v.device, v.requires_grad,
+        options, types, torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
+    )  # fmt: skip

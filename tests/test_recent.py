@@ -1,0 +1,133 @@
+"""spec_of: the same specs and the same errors as AttentionSpec.of, and one spec for equal calls."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import attnzoo
+from attnzoo import recent
+from attnzoo.spec import AttentionSpec
+
+DEFAULTS: dict[str, Any] = {
+    "causal": False,
+    "align": None,
+    "window": None,
+    "scale": None,
+    "softcap": None,
+    "return_lse": False,
+    "deterministic": False,
+}
+
+
+def qkv(*, q_len: int = 6, kv_len: int = 6, dtype: torch.dtype = torch.float32, grad: bool = False) -> list[Tensor]:
+    return [torch.zeros(1, 2, length, 8, dtype=dtype, requires_grad=grad) for length in (q_len, kv_len, kv_len)]
+
+
+def spec_of(tensors: list[Tensor], **options: Any) -> AttentionSpec:
+    return recent.spec_of(*tensors, *{**DEFAULTS, **options}.values())
+
+
+def test_equal_calls_share_a_spec() -> None:
+    assert spec_of(qkv()) is spec_of(qkv())
+
+
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"window": (1, 2)},
+    "left": {"window": (1, None)},
+    "scale": {"scale": 1.0},
+    "int-scale": {"scale": 1},
+    "softcap": {"softcap": 1.0},
+    "lse": {"return_lse": True},
+    "deterministic": {"deterministic": True},
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_it_is_the_validators(name: str) -> None:
+    for _ in range(2):
+        for options in CALLS.values():  # each behind all the others
+            assert spec_of(qkv(), **options) == AttentionSpec.of(*qkv(), **options), f"{options}, {name} before"
+        assert spec_of(qkv(), **CALLS[name]) == AttentionSpec.of(*qkv(), **CALLS[name])
+
+
+@pytest.mark.parametrize(
+    ("good", "bad"),
+    [
+        ({"causal": True}, {"causal": 1}),
+        ({"causal": False}, {"causal": 0}),
+        ({"return_lse": True}, {"return_lse": 1.0}),
+        ({"deterministic": True}, {"deterministic": 1}),
+        ({"window": (1, 1)}, {"window": (True, 1)}),
+        ({"window": (1, 1)}, {"window": (1.0, 1)}),
+        ({"window": (1, 1)}, {"window": [1, 1]}),
+        ({"window": (1, 1)}, {"window": (1, 1, 1)}),
+        ({"scale": 1.0}, {"scale": True}),
+        ({"scale": 1.0}, {"scale": torch.tensor(1.0)}),
+        ({"softcap": 1.0}, {"softcap": True}),
+        ({"softcap": 1.0}, {"softcap": "1.0"}),
+        ({"causal": True}, {"causal": True, "align": 0}),
+        ({"causal": True}, {"causal": True, "align": ["top_left"]}),
+    ],
+)
+def test_a_malformed_call_behind_its_twin_raises_what_it_raises_alone(good: dict[str, Any], bad: dict[str, Any]) -> None:
+    spec_of(qkv(), **good)
+    with pytest.raises((TypeError, ValueError)) as alone:
+        AttentionSpec.of(*qkv(), **bad)
+    with pytest.raises(type(alone.value)) as behind:
+        spec_of(qkv(), **bad)
+    assert str(behind.value) == str(alone.value)
+
+
+def test_what_surrounds_the_call_counts() -> None:
+    leaves = qkv(grad=True)
+    assert spec_of(leaves).grads == ("q", "k", "v")
+    with torch.no_grad():
+        assert spec_of(leaves).grads == ()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert spec_of(leaves).dtype == torch.bfloat16
+    assert spec_of(leaves).dtype == torch.float32
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert spec_of(leaves).deterministic
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert not spec_of(leaves).deterministic
+
+
+def test_strides_dtypes_and_lengths_count() -> None:
+    q, k, v = qkv()
+    bshd = [tensor.transpose(1, 2).contiguous().transpose(1, 2) for tensor in (q, k, v)]
+    assert spec_of(bshd).strides != spec_of([q, k, v]).strides
+    assert spec_of(qkv(dtype=torch.float64)).dtype == torch.float64
+    assert spec_of(qkv(kv_len=7)).kv_len == 7
+    with pytest.raises(ValueError, match="align"):
+        spec_of(qkv(kv_len=7), causal=True)
+
+
+def test_a_subclass_is_asked_anew() -> None:
+    class Named(Tensor):
+        pass
+
+    q, k, v = qkv()
+    assert spec_of([q.as_subclass(Named), k, v]) is not spec_of([q.as_subclass(Named), k, v])
+
+
+def test_sparse_and_nested_tensors_are_refused_by_name() -> None:
+    q, k, v = qkv()
+    attnzoo.attention(q, k, v)
+    with pytest.raises(TypeError, match="k is a sparse"):
+        attnzoo.attention(q, k.to_sparse(), v)
+
+
+def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recent, "_specs", {})
+    monkeypatch.setattr(recent, "MOST", 3)
+    for length in range(1, 9):
+        spec_of(qkv(q_len=length, kv_len=length))
+    assert len(recent._specs) <= 3

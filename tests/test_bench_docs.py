@@ -11,12 +11,17 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 
+from attnzoo import AttentionSpec
 from attnzoo.bench.results import Cell, Results
 from attnzoo.bench.workload import Workload
+from attnzoo.cli.io import PAPER_BLOCK, PAPER_SHAPE
+from attnzoo.traffic import of_kernels, of_paper, of_standard
 
 ROOT = Path(__file__).parents[1]
-MACHINE = {"name": "card", "device": "cuda", "versions": {"torch": "2", "triton": "3", "other": "4"}, "commit": "abc", "ceilings": {}}
+CEILINGS = {"float16": 500.0, "copy": 2000.0}
+MACHINE = {"name": "card", "device": "cuda", "versions": {"torch": "2", "triton": "3", "other": "4"}, "commit": "abc", "ceilings": CEILINGS}
 
 
 @pytest.fixture
@@ -93,18 +98,44 @@ def test_bytes_with_holes(script):
 
     def case(ratio: float | None) -> dict[str, Any]:
         counted = None if ratio is None else ratio * 1e9
+        kernels = [{"kernel": name, "dram_read": size, "dram_written": 0.0} for name, size in (("small", 1e8), ("large", 6e8))]
         found = {"predicted_l2": 1e9, "compulsory": 1e8, "measured_l2": counted, "measured_dram": None, "ratio": ratio}
-        return found | ({"problem": "no permission"} if ratio is None else {})
+        return found | (
+            {"problem": "no permission"} if ratio is None else {"measured_dram": 7e8, "kernels": kernels} if ratio > 1.1 else {}
+        )
 
     measure = {"dense-forward-8192": case(1.1), "dense-both-8192": case(1.2), "sparse-both-8192": case(None)}
-    paper = {"flash": {"ms": 2.0, "gflop": 1.0, "l2_gb": 2.0}, "eager, with mask and dropout": {"ms": 20.0}, "sdpa_cudnn": {"error": "E"}}
+    paper = {
+        "flash": {"ms": 2.0, "gflop": 1.0, "l2_gb": 2.0},
+        "eager, with mask and dropout": {"ms": 20.0, "l2_gb": 20.0},
+        "sdpa_cudnn": {"error": "E"},
+    }
     tiled = {"16 x 16": {"ms": 3.0, "l2_gb": 4.0}, "256 x 64": {"error": "too large", "l2_gb": 1.0}}
     text = tables.measured({"machine": MACHINE, "measure": measure, "paper": paper, "tiles": tiled})
-    assert "| dense | forward | 8192 | 1 | 1.1 | 1.10 | 0.1 |  |" in text, text
+    assert "| dense | forward | 8192 | 1 | 1.1 | 1.100 | 0.1 |  |" in text, text
+    assert "must move: dense-both-8192: 7.0 times the least, 0.6 GB of it in `large`." in text, text
     assert "1 of 3 cases are within 15% of the account. Beyond it: dense-both-8192 (1.20). sparse-both-8192 was not counted" in text, text
     assert "| flash | 2.00 | 10.0 x | 1.0 | 2.0 | 7.3 / 5.7 x |" in text, text
-    assert "| 256 x 64 | 1.00 | too large |" in text, text
+    assert "Why the gain is 10.0 and not the paper's 5.7" in text, text
+    assert "| 16 x 16 | 4.00 | 3.000 | 1.33 | 92 |" in text, text
+    assert "| 256 x 64 | 1.00 | too large |  |  |" in text, text
+    assert "As in the paper" not in text, "one tile with a time shows no trend"
     assert "ms" not in tables.measured({"machine": MACHINE}), "parts that did not run are left out"
+
+
+def test_the_account_of_the_papers_shape_on_its_page_is_what_is_computed():
+    """The rows of docs/io.md beside the paper's table."""
+    q = torch.empty(PAPER_SHAPE, dtype=torch.float16, device="meta", requires_grad=True)
+    spec = AttentionSpec.of(q, q, q)
+    accounts = {
+        "standard attention with mask and dropout, this account": of_standard(spec, has_mask_and_dropout=True),
+        f"FlashAttention, the paper's algorithm with {PAPER_BLOCK} keys a block, this account": of_paper(spec, PAPER_BLOCK),
+        "our kernels on Hopper, this account, to and from L2": of_kernels(spec, (9, 0)),
+    }
+    text = (ROOT / "docs" / "io.md").read_text(encoding="utf-8")
+    for name, account in accounts.items():
+        row = f"| {name} | {account.flops / 1e9:.1f} | {account.moved / 1e9:.1f} |"
+        assert row in text, f"docs/io.md lacks {row}"
 
 
 def test_steps_of_two_runs_are_one_table(script, tmp_path):

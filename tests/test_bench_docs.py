@@ -148,6 +148,11 @@ def test_steps_of_two_runs_are_one_table(script, tmp_path):
     text = report.measured(report.merged(files))
     assert "| m | 8 | flash | 20 |  | 2.00 x | 1.0 | 2.0 |" in text, text
     assert "| m | 8 | eager | out of memory: a / b | | | | |" in text, text
+    assert "the paper's" not in text, "it has no model of the paper's"
+    steps = [
+        {**row, "model": "BERT-large", "length": 512, "attention": name, "tokens_s": speed} for name, speed in (("eager", 2), ("flash", 3))
+    ]
+    assert "| BERT-large | 512 | 1.50 x | 1.15 x |" in report.measured({"machine": MACHINE, "steps": steps, "curves": []})
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"machine": {**MACHINE, "name": "another"}, "steps": [], "curves": []}))
     with pytest.raises(SystemExit, match="several machines"):

@@ -33,6 +33,26 @@ def table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+PAPER = (
+    ("BERT-large", 512, "1.15 x", "Nvidia's MLPerf 1.1 code, time to the target accuracy"),
+    ("GPT-2 medium", 1024, "3.0 x", "Hugging Face's; 1.7 x Megatron-LM's"),
+    ("LRA encoder", 1024, "2.4 x", "standard attention, five tasks of 1K to 4K together"),
+    ("LRA encoder", 4096, "2.4 x", "the same"),
+)
+"""Model, length, gain and what it is over: Dao et al., arXiv 2205.14135, tables 1 to 3, A100."""
+
+
+def beside_paper(rows: list[dict[str, Any]]) -> str:
+    """`flash` over `eager`, where both have a time, beside the paper's gain."""
+    tokens = {(row["model"], row["length"], row["attention"]): row["tokens_s"] for row in rows if row["status"] == "time"}
+    lines = ["| model | length | flash over eager | the paper's | over |", "| --- " * 5 + "|"]
+    for model, length, gain, over in PAPER:
+        ours, base = (tokens.get((model, length, name)) for name in ("flash", "eager"))
+        if ours and base:
+            lines.append(f"| {model} | {length} | {ours / base:.2f} x | {gain} | {over} |")
+    return "\n".join(lines) if len(lines) > 2 else ""
+
+
 def losses(curves: list[dict[str, Any]]) -> str:
     """Where each curve ends, and how far it is from the first one on the way."""
     lines = ["| attention | last training loss | held-out loss | furthest from the first curve |", "| --- " * 4 + "|"]
@@ -77,6 +97,8 @@ def measured(results: dict[str, Any]) -> str:
     parts = [f"One {machine['name']}, {versions}, commit {machine.get('commit')} (`benchmarks/results/h200/end_to_end.json`)."]
     if results["steps"]:
         parts.append(table(results["steps"]))
+        beside = beside_paper(results["steps"])
+        parts += [f"Beside the paper's models:\n\n{beside}"] if beside else []
     if results["curves"]:
         setting = results["curves"][0]
         sizes = ", ".join(f"{setting[name]} {name}" for name in ("layers", "width", "heads", "length", "batch", "steps") if name in setting)

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from attnzoo.testing.verdict import Verdicts
+    from attnzoo.backend import Backend
+    from attnzoo.testing.certificate import Run
 
 PROFILES = ("quick", "deep")
 QUICK_CHUNKS, DEEP_CHUNKS = 10, 100
@@ -35,7 +36,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--attn-device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     group.addoption("--attn-dtype", action="append", metavar="DTYPE", help="judge these dtypes only, such as float16")
     group.addoption("--attn-profile", choices=PROFILES, default="quick", help="how many random problems (default: quick)")
-    group.addoption("--attn-seeds", metavar="FIRST:STOP", help="resume random problems: chunks FIRST to STOP - 1, of 100 problems each")
+    group.addoption(
+        "--attn-seeds", metavar="FIRST:STOP", help="resume random problems: chunks FIRST to STOP - 1, of 20 problems each, 100 in deep"
+    )
     group.addoption("--attn-sample", metavar="N", type=int, help="a fixed sample of N cases, spread evenly")
     group.addoption(
         "--attn-known-failure",
@@ -63,6 +66,9 @@ def check_options(config: pytest.Config) -> None:
 
         if dtype not in DTYPES:
             raise pytest.UsageError(f"--attn-dtype is {dtype}; it takes {', '.join(DTYPES)}")
+    sample = config.getoption("--attn-sample")
+    if sample is not None and sample < 1:
+        raise pytest.UsageError(f"--attn-sample is {sample}; it takes a number of cases, 1 or more")
     seeds = config.getoption("--attn-seeds")
     if seeds is not None and chunks_of(seeds) is None:
         raise pytest.UsageError(f"--attn-seeds is {seeds!r}; it takes FIRST:STOP, two numbers of chunks")
@@ -70,9 +76,31 @@ def check_options(config: pytest.Config) -> None:
         import attnzoo
 
         try:
-            attnzoo.get(name)
+            backend = attnzoo.get(name).backend
         except LookupError as error:
             raise pytest.UsageError(f"--attn-backend: {error}") from None
+        check_device(config)
+        check_dtypes(config, backend)
+
+
+def check_device(config: pytest.Config) -> None:
+    """Raise UsageError if there is no such device."""
+    from attnzoo.testing.judge import require_device
+
+    try:
+        require_device(config.getoption("--attn-device"))
+    except ValueError as error:
+        raise pytest.UsageError(f"--attn-device: {error}") from None
+
+
+def check_dtypes(config: pytest.Config, backend: Backend) -> None:
+    """Raise UsageError if the backend claims none of the dtypes asked for: all would be refused, which passes."""
+    from attnzoo.testing.judge import require_claimed
+
+    try:
+        require_claimed(backend, config.getoption("--attn-device"), config.getoption("--attn-dtype") or ())
+    except ValueError as error:
+        raise pytest.UsageError(f"--attn-dtype: {error}") from None
 
 
 def chunks_of(text: str) -> range | None:
@@ -134,6 +162,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         if not names:
             raise pytest.UsageError("which backend? Give --attn-backend NAME, or several; `attnzoo list` shows them")
         metafunc.parametrize("attn_backend", names, scope="session")
+    if "attn_device" in metafunc.fixturenames and config.getoption("--attn-device") != "cpu":
+        check_device(config)
     if "attn_case" in metafunc.fixturenames:
         cases = chosen_cases(config)
         metafunc.parametrize("attn_case", cases, ids=[case.id for case in cases])
@@ -152,21 +182,35 @@ def chosen_cases(config: pytest.Config) -> list[Any]:
     return [cases[place * len(cases) // size] for place in range(size)]
 
 
-def chosen_random_problems(config: pytest.Config) -> list[str]:
-    """The chunks of random problems that this run draws; in the deep profile, every kernel variant before them."""
+def chosen_chunks(config: pytest.Config) -> range:
+    """The chunks of random problems that this run draws."""
     is_deep = config.getoption("--attn-profile") == "deep"
     text = config.getoption("--attn-seeds")
     chunks = range(DEEP_CHUNKS if is_deep else QUICK_CHUNKS) if text is None else chunks_of(text)
-    named = [f"chunk-{number}" for number in chunks or ()]
-    if not is_deep:
+    return range(0) if chunks is None else chunks
+
+
+def chosen_random_problems(config: pytest.Config) -> list[str]:
+    """Those chunks; in the deep profile, every kernel variant before them."""
+    named = [f"chunk-{number}" for number in chosen_chunks(config)]
+    if config.getoption("--attn-profile") != "deep":
         return named
     from attnzoo.testing.variants import VARIANTS
 
     return [f"variant-{place}" for place in range(len(VARIANTS))] + named
 
 
+@pytest.fixture(scope="session")
+def attn_threads(request: pytest.FixtureRequest) -> None:
+    """One thread for each of several workers, which else fight for the cores, unless OMP_NUM_THREADS says how many."""
+    if getattr(request.config, "workerinput", {}).get("workercount", 1) > 1 and "OMP_NUM_THREADS" not in os.environ:
+        import torch
+
+        torch.set_num_threads(1)
+
+
 @pytest.fixture
-def attn_device(request: pytest.FixtureRequest) -> str:
+def attn_device(request: pytest.FixtureRequest, attn_threads: None) -> str:
     """The device that --attn-device names."""
     return str(request.config.getoption("--attn-device"))
 
@@ -190,28 +234,37 @@ class VerdictReporter:
     """Collects the reports of every worker; prints one verdict per backend and feature at the end."""
 
     def __init__(self) -> None:
-        self.verdicts: Verdicts | None = None
+        self.reports: list[pytest.TestReport] = []
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        record = dict(report.user_properties).get("attnzoo")
-        if not isinstance(record, dict) or report.when != "call":
-            return
-        from attnzoo.testing.verdict import Entry, Verdicts
+        if report.failed or "attnzoo" in dict(report.user_properties):
+            self.reports.append(report)
 
-        self.verdicts = self.verdicts or Verdicts()
-        kind = str(record["kind"])
-        if report.failed:
-            kind = "failed"
-        elif hasattr(report, "wasxfail"):
-            kind = "known failure"
-        self.verdicts.add(Entry.of(record, kind))
-
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
-        if self.verdicts is None:
+    def pytest_terminal_summary(self, terminalreporter: Any, config: pytest.Config) -> None:
+        if not any(is_of_kit(report) for report in self.reports):
             return
-        terminalreporter.section("attnzoo verdict")
-        for line in self.verdicts.lines():
+        from attnzoo.testing import summary
+
+        certificates = summary.certificates(self.reports, run_of(config))
+        if certificates:
+            terminalreporter.section("attnzoo verdict")
+        for line in [line for certificate in certificates for line in summary.lines(certificate)]:
             terminalreporter.write_line(line, red="FAILED" in line)
+
+
+def is_of_kit(report: pytest.TestReport) -> bool:
+    """Whether a backend signed it, or would have, had its worker or a fixture not failed."""
+    is_named = "::test_case[" in report.nodeid or "::test_random_problems[" in report.nodeid
+    return "attnzoo" in dict(report.user_properties) or is_named
+
+
+def run_of(config: pytest.Config) -> Run:
+    """How the kit is run, as a certificate says it, less the name of the device."""
+    from attnzoo.testing.certificate import Run
+
+    device, profile = config.getoption("--attn-device"), config.getoption("--attn-profile")
+    chunks, dtypes = chosen_chunks(config), tuple(config.getoption("--attn-dtype") or ())
+    return Run(device, "", profile, f"{chunks.start}:{chunks.stop}", dtypes, config.getoption("--attn-sample"))
 
 
 def pytest_report_header(config: pytest.Config) -> Iterator[str] | list[str]:

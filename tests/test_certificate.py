@@ -78,6 +78,32 @@ def test_a_forward_that_failed_without_its_gradients_fails_the_forward() -> None
     assert "backward" not in made.features["causal"]
 
 
+def test_a_case_judged_without_its_lse_says_so() -> None:
+    judged = line("T06-causal-bottom_right-64x65-fp32", "passed", "no lse here", has_backward=True, without_lse=True)
+    made = certificate(judged, line("T06-causal-square-64-fp32"))
+    assert (made.counts["passed"], made.without_lse) == (2, 1)
+    assert made.features["bottom_right"]["backward"]["verdict"] == "pass"
+    assert made.features["lse"]["backward"]["verdict"] == "refused"
+    assert made.features["lse"]["backward"]["reason"] == "no lse here"
+    assert made.refusals == {"no lse here": 1}
+
+
+def test_a_certificate_from_before_the_lse_was_counted_is_read(tmp_path: Path) -> None:
+    made = certificate(line("T32-plain-forward-fp32")).to_dict()
+    del made["without_lse"]
+    (tmp_path / "c.json").write_text(json.dumps(made))
+    assert Certificate.read(tmp_path / "c.json").without_lse == 0
+
+
+def test_a_run_that_judged_no_call_is_empty() -> None:
+    refused = [line("T06-causal-square-64-fp32", "refused", "no"), line("T32-declaration"), line("T32-reject-align-word")]
+    assert certificate(*refused).is_empty
+    assert not certificate(*refused, line("T06-causal-square-64-fp16")).is_empty
+    assert not certificate(*refused, line("T32-plain-forward-fp16")).is_empty
+    assert not certificate(*refused, line("chunk-0", test="test_random_problems")).is_empty
+    assert not certificate(*refused, line("", "failed", test="test_refusals_are_explained", error="no", repeat="")).is_empty
+
+
 @pytest.mark.parametrize("case", ["T15-no_grad-causal", "T15-inference_mode-causal", "T26-vmapped-causal"])
 def test_a_case_that_computes_no_gradient_says_nothing_of_the_backward(case: str) -> None:
     assert list(certificate(line(case)).features["causal"]) == ["forward"]
@@ -99,9 +125,16 @@ def test_a_failure_outside_the_cases_fails_the_certificate(test: str) -> None:
 
 def test_a_failure_without_a_command_is_given_one() -> None:
     """A crashed worker leaves only the id of its test."""
-    made = certificate(line("T32-plain-forward-fp16", "failed", error="worker 'gw0' crashed", repeat=""))
+    made = certificate(line("T06-causal-square-64-fp16", "failed", error="worker 'gw0' crashed", repeat=""))
     assert made.failures[0]["repeat"].startswith("python -m attnzoo.testing --backend mine --device cpu --check accuracy")
     assert "dtype='float16'" in made.failures[0]["repeat"]
+
+
+def test_a_required_case_without_a_command_is_repeated_by_its_id() -> None:
+    """It was judged in a dtype that the backend claims, which its problem does not say."""
+    made = certificate(line("T32-plain-forward-fp16", "failed", error="worker 'gw0' crashed", repeat=""))
+    expected = "pytest --pyargs attnzoo.conformance --attn-backend mine --attn-device cpu -k T32-plain-forward-fp16"
+    assert made.failures[0]["repeat"] == expected
 
 
 def test_a_chunk_that_killed_its_worker_is_repeated_alone() -> None:
@@ -112,7 +145,8 @@ def test_a_chunk_that_killed_its_worker_is_repeated_alone() -> None:
 def test_a_worker_that_died_leaves_the_problem_that_killed_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(journal.FOLDER, str(tmp_path))
     (tmp_path / "gw3").write_text("python -m attnzoo.testing --backend mine ...")
-    for test, left in (("test_random_problems[mine-chunk-2]", "python -m attnzoo.testing --backend mine ..."), ("test_case[mine-x]", "")):
+    noted = "python -m attnzoo.testing --backend mine ..."
+    for test, left in (("test_random_problems[mine-chunk-2]", noted), ("test_case[mine-x]", noted), ("test_refusals_are_explained[x]", "")):
         message = f"worker 'gw3' crashed while running 'test_backend.py::{test}'"
         report = pytest.TestReport(f"test_backend.py::TestBackend::{test}", ("", 0, ""), {}, "failed", message, "???")
         assert line_of(report)["repeat"] == left
@@ -167,7 +201,9 @@ def test_no_check_credits_a_feature_that_is_refused(check: str) -> None:
     """Else the support table would say "pass" where the backend said no."""
     for case in [case for case in UNSERVED if case.check == check][:3]:
         outcome = run_case(Subject(Plain()), case, "cpu")
-        assert outcome.kind != "passed", f"{case.id} passed, although {', '.join(case.problem.features)} is refused"
+        made = certificate(line(case.id, outcome.kind, *outcome.reasons, without_lse=outcome.without_lse))
+        passed = [name for name, said in made.features.items() if any(counts["verdict"] == "pass" for counts in said.values())]
+        assert not passed, f"{case.id} credits {', '.join(passed)}, which is refused"
 
 
 def test_a_fresh_interpreter_credits_nothing() -> None:

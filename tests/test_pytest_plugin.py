@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +38,30 @@ class Nothing(Naive):
     name = "nothing"
     capabilities = Capabilities()
 
+class Dying(Naive):
+    '''Takes its process down at one window.'''
+    name = "dying"
+    def attend(self, spec, inputs):
+        if spec.window == (3, 2):
+            import os, signal
+            os.kill(os.getpid(), signal.SIGSEGV)
+        return super().attend(spec, inputs)
+
+class Half(Naive):
+    '''float64 alone, and one percent off.'''
+    name = "half"
+    import torch
+    capabilities = Capabilities(dtypes={torch.float64}, head_dims=(1, 300), forward=ALL.forward, backward=ALL.backward)
+    def attend(self, spec, inputs):
+        o, lse = super().attend(spec, inputs)
+        return o * 1.01, lse
+
+class Wrong(Naive):
+    name = "wrong"
+    def attend(self, spec, inputs):
+        o, lse = super().attend(spec, inputs)
+        return o * 1.5, lse
+
 class Future(Naive):
     '''Causal is top-left whatever is asked.'''
     name = "future"
@@ -57,12 +83,16 @@ class TestIt(BackendConformance):
 )
 
 
-def pytest_on(folder: Path, text: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def without(name: str) -> dict[str, str]:
+    return {known: value for known, value in os.environ.items() if known != name}
+
+
+def pytest_on(folder: Path, text: str, *arguments: str, environ: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     """pytest of its own on one file; the settings of this repository don't reach it."""
     (folder / "pytest.ini").write_text("[pytest]\n")
     (folder / "test_it.py").write_text(text)
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", str(folder), *arguments]
-    environ = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environ = {**without("OMP_NUM_THREADS"), **({"OMP_NUM_THREADS": "1"} if environ is None else environ)}
     return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, timeout=300, check=False)
 
 
@@ -73,7 +103,7 @@ def judged(backend: str, known: str = "{}") -> str:
 def verdict_of(output: str) -> list[str]:
     """The lines between the heading of the verdict and the next section."""
     lines = re.split(r"=+ attnzoo verdict =+\n", output)[1].splitlines()
-    return [line for line in lines if line.startswith("  ") or re.match(r"\w+: \d", line)]
+    return [line for line in lines if line.startswith("  ") or re.match(r"\w+: (pass|FAILED|nothing)", line)]
 
 
 def counts_of(output: str) -> dict[str, int]:
@@ -121,6 +151,9 @@ def test_no_backend_is_a_usage_error() -> None:
         (["--attn-backend", "nope"], "no backend is named 'nope'"),
         (["--attn-backend", "naive", "--attn-dtype", "fp16"], "--attn-dtype is fp16; it takes float16, bfloat16, float32, float64"),
         (["--attn-backend", "naive", "--attn-seeds", "3"], "it takes FIRST:STOP"),
+        (["--attn-backend", "naive", "--attn-sample", "0"], "--attn-sample is 0; it takes a number of cases, 1 or more"),
+        (["--attn-backend", "naive", "--attn-device", "cuda:99"], "--attn-device: device is 'cuda:99'; torch sees"),
+        (["--attn-backend", "naive", "--attn-device", "abacus"], "--attn-device: device is 'abacus'"),
     ],
 )
 def test_what_no_run_could_do_is_one_usage_error(tmp_path: Path, arguments: list[str], said: str) -> None:
@@ -152,6 +185,52 @@ def test_random_problems_are_of_the_dtypes_asked_for(tmp_path: Path) -> None:
     text = judged("Nothing")
     done = pytest_on(tmp_path, text, "-k", "random_problems", "--attn-seeds", "0:1", "--attn-dtype", "float16", "-rs")
     assert "not applicable: claims none of float16" in done.stdout
+
+
+def test_a_device_that_is_not_there_is_no_failure_of_a_backend(tmp_path: Path) -> None:
+    """Where a class names the backend, and no option does."""
+    done = pytest_on(tmp_path, judged("Naive"), "--attn-device", "cuda:99")
+    assert counts_of(done.stdout) == {"error": 1}, done.stdout
+    assert "--attn-device: device is 'cuda:99'; torch sees" in done.stdout + done.stderr
+
+
+THREADS = """
+import torch
+def test_it(attn_device):
+    print("threads", torch.get_num_threads())
+"""
+
+
+@pytest.mark.parametrize(
+    ("workers", "threads", "expected"), [("2", None, {"1"}), ("2", "2", {"2"}), ("0", None, {"torch's own"}), ("1", None, {"torch's own"})]
+)
+def test_several_workers_have_a_thread_each(tmp_path: Path, workers: str, threads: str | None, expected: set[str]) -> None:
+    environ = {"OMP_NUM_THREADS": threads} if threads else {}
+    done = pytest_on(tmp_path, THREADS, "-n", workers, "-rP", environ=environ)
+    own = subprocess.run(
+        [sys.executable, "-c", "import torch; print(torch.get_num_threads())"],
+        env=without("OMP_NUM_THREADS"),
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    assert set(re.findall(r"threads (\d+)", done.stdout)) == {own if one == "torch's own" else one for one in expected}, done.stdout
+
+
+def test_a_known_failure_whose_every_case_is_refused_is_reported(tmp_path: Path) -> None:
+    known = "{'T22-dropout-*': 'it drops too much', 'T06-causal-square-*': 'it is'}"
+    done = pytest_on(tmp_path, judged("Refusing", known), "-k", "known_failures_exist")
+    assert done.returncode == 1, done.stdout
+    assert "known failures of refusing whose every case it refuses, so that none fails: T22-dropout-*" in done.stdout
+    assert pytest_on(tmp_path, judged("Naive", known), "-k", "known_failures_exist").returncode == 0
+
+
+def test_the_help_says_how_many_problems_a_chunk_has() -> None:
+    from attnzoo.testing.random_problems import EXAMPLES
+
+    done = subprocess.run([sys.executable, "-m", "pytest", "--help"], capture_output=True, text=True, check=True)
+    said = " ".join(done.stdout.split())
+    assert f"of {EXAMPLES['quick']} problems each, {EXAMPLES['deep']} in deep" in said
 
 
 # GPUs
@@ -224,16 +303,90 @@ def test_wrong_backend_fails_and_the_verdict_says_where(tmp_path: Path) -> None:
     assert any(line.startswith("  bottom_right backward") and "FAILED" in line for line in lines), lines
     assert any(re.match(r"  top_left backward +pass", line) for line in lines), lines
     assert any(line.startswith("  families that failed: T06") for line in lines), lines
-    assert "repeat: python -m attnzoo.testing --backend future" in done.stdout
+    repeat = re.search(r"repeat: (pytest .*bottom_right.*)$", done.stdout, re.M)
+    assert repeat, "no other process finds this backend by its name"
+    arguments = shlex.split(repeat[1])[1:]
+    again = subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert counts_of(again.stdout) == {"failed": 1}, again.stdout
+
+
+def verdict_by_feature(output: str) -> dict[str, str]:
+    found = [re.match(r"  (\w+(?: \w+)?)\s+(pass|refused|FAILED|known failure|not tested)\b", line) for line in verdict_of(output)]
+    return {match[1]: match[2] for match in found if match}
+
+
+def test_a_worker_that_dies_fails_the_verdict(tmp_path: Path) -> None:
+    done = pytest_on(tmp_path, judged("Dying"), "-k", "T20-window-top_left-20x65", "-n", "2")
+    assert "crashed while running" in done.stdout
+    lines, verdicts = verdict_of(done.stdout), verdict_by_feature(done.stdout)
+    assert lines[0].startswith("dying: FAILED, "), lines
+    assert verdicts["window backward"] == "FAILED", lines
+    assert any(line.startswith("  families that failed: T") for line in lines), lines
+
+
+def test_a_fixture_that_raises_fails_the_verdict(tmp_path: Path) -> None:
+    text = judged("Naive").replace("return Naive()", "raise ImportError('no kernel')")
+    done = pytest_on(tmp_path, text, "-k", "T06-causal-square-64")
+    assert verdict_of(done.stdout)[0].startswith("TestIt: FAILED, "), done.stdout
+    assert verdict_by_feature(done.stdout)["causal backward"] == "FAILED"
+
+
+def test_random_problems_that_fail_are_in_the_verdict(tmp_path: Path) -> None:
+    done = pytest_on(tmp_path, judged("Wrong"), "-k", "random_problems", "--attn-seeds", "0:2")
+    lines = verdict_of(done.stdout)
+    assert lines[0].startswith("wrong: FAILED, no cases")
+    assert re.match(r"  random problems +FAILED  \[chunks of them: 0 passed, 0 refused, 2 failed\]", lines[1]), lines
+    assert "problem: Problem(" in done.stdout
+    repeat = re.search(r"repeat: (pytest .*)$", done.stdout, re.M)
+    assert repeat
+    assert repeat[1].endswith("--attn-device cpu --attn-profile quick --attn-seeds 0:1")
+
+
+def test_too_many_refusals_are_in_the_verdict(tmp_path: Path) -> None:
+    done = pytest_on(tmp_path, judged("Mute"), "-k", "refusals_are_explained or T06-causal-square-64-fp32")
+    lines = verdict_of(done.stdout)
+    assert lines[0].startswith("mute: FAILED, 1 refused")
+    assert any(line.startswith("  test_refusals_are_explained: FAILED, ") and "mute refuses" in line for line in lines), lines
+
+
+def test_the_printed_verdict_is_that_of_the_certificate(tmp_path: Path) -> None:
+    """Both are made of the same records: workers that die, chunks that fail, and refusals."""
+    from attnzoo.testing.certificate import Certificate, Run
+    from attnzoo.testing.summary import lines
+
+    record = tmp_path / "record"
+    options = ["-n", "2", "-p", "attnzoo.testing.recorder", "--attn-record", str(record), "--attn-seeds", "0:2"]
+    done = pytest_on(tmp_path, judged("Dying"), "-k", "T20-window-top_left-20x65 or random_problems or explained", *options)
+    recorded = [json.loads(line) for line in record.read_text().splitlines()]
+    run = Run("cpu", "", "quick", "0:2")
+    made = Certificate.of(recorded, backend="dying", distribution={}, versions={}, run=run)
+    assert made.verdict == "FAILED"
+    assert verdict_of(done.stdout) == lines(made)
+
+
+def test_a_run_that_judged_nothing_does_not_say_pass(tmp_path: Path) -> None:
+    done = pytest_on(tmp_path, judged("Half"), "-k", "T06-causal-square-64", "--attn-dtype", "float16")
+    assert verdict_of(done.stdout)[0].startswith("half: nothing was judged, 1 refused"), done.stdout
+
+
+def test_a_required_case_is_repeated_in_the_dtype_that_was_judged(tmp_path: Path) -> None:
+    text = judged("Half").replace("return Half()", "return 'half'")
+    text = text.replace(
+        "class TestIt", "import attnzoo.registry\nattnzoo.registry._default = attnzoo.registry.Registry([Half()])\nclass TestIt"
+    )
+    done = pytest_on(tmp_path, text, "-k", "T32-plain-forward-fp16")
+    assert counts_of(done.stdout) == {"failed": 1}, done.stdout
+    assert re.search(r"repeat: python -m attnzoo.testing --backend half .*dtype='float64'", done.stdout), done.stdout
 
 
 def test_known_failures_are_strict(tmp_path: Path) -> None:
-    known = "{'T06-causal-bottom_right-*': 'takes top-left for bottom-right', 'T06-decode-bottom_right-*': 'the same'}"
+    known = "{'T06-causal-bottom_right-*': 'takes top-left for bottom-right', 'T06-decode-bottom_right-*': 'the same, decoding'}"
     chosen = "T06 and bottom_right and fp32"
     done = pytest_on(tmp_path, judged("Future", known), "-k", chosen)
     assert done.returncode == 0, done.stdout
     assert counts_of(done.stdout)["xfailed"] > 10
-    assert any("known failure" in line for line in verdict_of(done.stdout))
+    said = r"  bottom_right backward +known failure \(takes top-left for bottom-right\)  \[.* \d+ known failure\]"
+    assert any(re.match(said, line) for line in verdict_of(done.stdout)), done.stdout
     passes = pytest_on(tmp_path, judged("Naive", known), "-k", chosen)
     assert passes.returncode == 1
     assert "XPASS(strict)" in passes.stdout

@@ -14,11 +14,11 @@ from attnzoo.errors import UnsupportedError
 from attnzoo.testing.case import Case, Outcome, run_case
 from attnzoo.testing.cases import CASES
 from attnzoo.testing.cases.claims import FEATURES
-from attnzoo.testing.failure import ConformanceError, ForwardError
+from attnzoo.testing.failure import ConformanceError, ReducedError
 from attnzoo.testing.inputs import make_call
 from attnzoo.testing.problem import Problem, Table
 from attnzoo.testing.subject import Subject
-from attnzoo.testing.verdict import Entry, Verdicts
+from attnzoo.testing.verdict import Entry, Tally
 
 PLAIN = Problem(q_len=8, head_dim=8)
 MASKED = replace(PLAIN, mask=Table())
@@ -62,13 +62,85 @@ def test_a_call_whose_gradients_are_refused_is_judged_without_them() -> None:
     outcome = run(ForwardAlone(), MASKED)
     assert outcome.kind == "forward only"
     assert outcome.reasons == ("mask (a bool mask) is not supported with a gradient, only without",)
-    with pytest.raises(ForwardError, match=r"without gradients, which are refused: ConformanceError: o: .*err"):
+    with pytest.raises(ReducedError, match=r"without gradients, which are refused: ConformanceError: o: .*err"):
         run(BlindForward(), MASKED)
 
 
 def test_a_call_that_is_refused_either_way_stays_refused() -> None:
     assert run(WithoutMask(), replace(MASKED, dtype="float16", grads=("q",))).kind == "refused"
     assert run(ForwardAlone(), replace(MASKED, dtype="float64", return_lse=True, loss="lse")).kind == "forward only"
+
+
+class WithoutLse(Naive):
+    """Most wrappers: the lse is nowhere to be had."""
+
+    name = "without_lse"
+    capabilities = replace(ALL, forward=ALL.forward - {"lse"}, backward=ALL.backward - {"lse"})
+
+
+class BlindWithoutLse(WithoutLse):
+    name = "blind_without_lse"
+
+    def attend(self, spec, inputs):
+        return super().attend(replace(spec, mask=None), replace(inputs, mask=None))
+
+
+BOTH = replace(MASKED, return_lse=True, loss="o+lse")
+NO_LSE = "lse (return_lse, and its gradient if backward) is not supported"
+
+
+def test_a_call_whose_lse_alone_is_refused_is_judged_without_it() -> None:
+    assert run(WithoutLse(), BOTH) == Outcome("passed", (NO_LSE,), without_lse=True)
+    assert run(WithoutLse(), BOTH, check="poisoned_allocations") == Outcome("passed", (NO_LSE,), without_lse=True)
+    with pytest.raises(ReducedError, match=r"without lse, which is refused: ConformanceError: o: .*err") as caught:
+        run(BlindWithoutLse(), BOTH)
+    assert (caught.value.without_grads, caught.value.without_lse) == (False, True)
+
+
+def test_a_call_without_gradients_and_lse_is_judged_where_both_are_refused() -> None:
+    class Inference(WithoutLse):
+        name = "inference"
+        capabilities = replace(WithoutLse.capabilities, backward=frozenset(), gradients=False)
+
+    outcome = run(Inference(), BOTH)
+    assert (outcome.kind, outcome.without_lse) == ("forward only", True)
+
+
+def test_gradients_are_judged_without_the_lse_and_the_lse_without_gradients() -> None:
+    class WrongLse(Naive):
+        """The lse without gradients alone, and wrong."""
+
+        name = "wrong_lse"
+        capabilities = replace(ALL, backward=ALL.backward - {"lse"})
+
+        def attend(self, spec, inputs):
+            o, lse = super().attend(spec, inputs)
+            return o, None if lse is None else lse + 1
+
+    right = replace(ALL, backward=ALL.backward - {"lse"})
+    outcome = run(type("ForwardLse", (Naive,), {"name": "forward_lse", "capabilities": right})(), BOTH)
+    assert (outcome.kind, outcome.without_lse) == ("passed", True)
+    with pytest.raises(ReducedError, match="without gradients, which are refused: ConformanceError: lse"):
+        run(WrongLse(), BOTH)
+
+
+def test_a_case_about_the_lse_stays_refused() -> None:
+    assert run(WithoutLse(), replace(BOTH, loss="lse")).kind == "refused"
+    assert run_case(Subject(WithoutLse()), Case("T00", "lse-below-zero", BOTH), "cpu").kind == "refused"
+    assert run(WithoutLse(), FEATURES["lse"], check="claim").kind == "refused"
+    about = {case.family for case in CASES if case.problem.return_lse and case.is_about_lse}
+    assert about >= {"T15", "T21"}, "the families whose point it is"
+    assert not [case.id for case in CASES if case.family == "T21" and case.problem.return_lse and not case.is_about_lse]
+
+
+def test_a_call_that_needs_more_than_the_lse_stays_refused() -> None:
+    outcome = run(WithoutMask(), replace(BOTH, dtype="float16"))
+    assert (outcome.kind, outcome.without_lse) == ("refused", False)
+
+
+def test_a_required_case_is_not_excused_by_what_is_left_of_it() -> None:
+    with pytest.raises(ConformanceError, match="is required, but without_lse refuses it: lse"):
+        run(WithoutLse(), BOTH, required=True)
 
 
 class NoBackward(Naive):
@@ -231,23 +303,44 @@ def test_a_claimed_feature_may_not_be_refused(feature: str) -> None:
         run(Boastful(), FEATURES[feature], check="claim")
 
 
-def entry(case: str, kind: str, *features: str, reasons: tuple[str, ...] = ()) -> Entry:
-    return Entry("it", case, case[:3], "float32", features, True, kind, reasons)
+def tally(feature: str, *entries: Entry) -> Tally:
+    """Of the backward of a feature."""
+    made = Tally()
+    for entry in entries:
+        for credit in entry.credits:
+            if (credit.feature, credit.direction) == (feature, "backward"):
+                made.add(entry, credit)
+    return made
+
+
+def entry(kind: str, *features: str, **options: object) -> Entry:
+    return Entry("T06-a", "T06", "float32", features, True, kind, **options)  # type: ignore[arg-type]
 
 
 def test_one_failure_fails_a_feature() -> None:
-    entries = [entry("T06-a", "passed", "causal"), entry("T06-b", "failed", "causal"), entry("T10-a", "passed")]
-    verdicts = Verdicts(entries)
-    assert verdicts.by_feature("it")["causal backward"].verdict("causal") == "FAILED"
-    assert verdicts.by_feature("it")["plain backward"].verdict("plain") == "pass"
-    assert verdicts.by_family("it")["T06"].failed == ["T06-b"]
+    entries = [entry("passed", "causal"), entry("failed", "causal"), entry("passed")]
+    assert tally("causal", *entries).verdict == "FAILED"
+    assert tally("plain", *entries).verdict == "pass"
 
 
 def test_a_refused_feature_gives_its_own_reason() -> None:
-    verdicts = Verdicts([entry("T22-a", "refused", "dropout", reasons=("dtype is float32", "dropout is not supported"))])
-    assert verdicts.by_feature("it")["dropout backward"].verdict("dropout") == "refused (dropout is not supported)"
+    refused = tally("dropout", entry("refused", "dropout", reasons=("dtype is float32", "dropout is not supported")))
+    assert (refused.verdict, refused.reason("dropout")) == ("refused", "dropout is not supported")
 
 
-def test_a_verdict_does_not_depend_on_the_order_of_reports() -> None:
-    entries = [entry(f"T06-{n}", kind, "causal") for n, kind in enumerate(("passed", "refused", "failed", "passed", "known failure"))]
-    assert Verdicts(entries).lines() == Verdicts(reversed(entries)).lines()
+def test_a_known_failure_gives_its_reason() -> None:
+    known = tally("causal", entry("known failure", "causal", reasons=("it rounds",)), entry("refused", "causal", reasons=("causal",)))
+    assert (known.verdict, known.reason("causal")) == ("known failure", "it rounds")
+
+
+def test_a_claimed_feature_that_only_other_reasons_refuse_is_not_tested() -> None:
+    """As in a sample whose every case with the feature asks for something else, which is refused."""
+    refused = entry("refused", "causal", "dropout", reasons=("dropout is not supported",), claimed=("causal",))
+    assert (tally("causal", refused).verdict, tally("causal", refused).reason("causal")) == ("not tested", "")
+    assert tally("dropout", refused).verdict == "refused"
+
+
+def test_a_case_judged_without_its_lse_is_refused_for_the_lse_alone() -> None:
+    judged = entry("passed", "causal", "lse", reasons=("lse is not supported",), without_lse=True)
+    assert tally("causal", judged).verdict == "pass"
+    assert (tally("lse", judged).verdict, tally("lse", judged).reason("lse")) == ("refused", "lse is not supported")

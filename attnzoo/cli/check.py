@@ -73,7 +73,7 @@ def check(
 ) -> None:
     """Judge a backend by the contract: every case of the conformance kit, and random problems.
 
-    Exit code 1 if it fails one. Progress goes to stderr.
+    Exit code 1 if it fails one, 2 if none could be judged. Progress goes to stderr.
     """
     from attnzoo.testing.judge import SuiteError, device_name, judge
 
@@ -84,7 +84,7 @@ def check(
     _require_packages()
     try:
         run = _run_of(device, device_name(device), profile, dtype or [], seeds, sample)
-        distribution = _distribution(backend, device)
+        distribution = _distribution(backend, run)
         certificate = judge(
             backend,
             run,
@@ -99,6 +99,8 @@ def check(
     except SuiteError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
+    if certificate.is_empty:
+        _say_that_nothing_was_judged(certificate)
     if output is not None:
         output.write_text(certificate.to_json(), encoding="utf-8")
     show(certificate.to_dict(), sections(certificate), form)
@@ -115,23 +117,36 @@ def _require_packages() -> None:
         raise typer.Exit(2)
 
 
-def _distribution(name: str, device: str) -> dict[str, str]:
-    """What the backend comes from; exit code 1 if it can't be loaded, 2 if it doesn't claim the device."""
+def _say_that_nothing_was_judged(certificate: Certificate) -> None:
+    reasons = "; ".join([*certificate.refusals, *certificate.not_applicable][:3]) or "no case was chosen"
+    typer.echo(f"error: nothing was judged of {certificate.backend}, so that nothing is certified: {reasons}", err=True)
+    raise typer.Exit(2)
+
+
+def _distribution(name: str, run: Run) -> dict[str, str]:
+    """What the backend comes from; exit code 1 if it can't be loaded, 2 if it doesn't claim the device.
+
+    Raises:
+        ValueError: it claims none of the dtypes.
+    """
     from attnzoo import __version__
     from attnzoo.errors import UnknownBackendError
     from attnzoo.registry import Registry
+    from attnzoo.testing.judge import require_claimed
 
     with warnings_as_notes():
         registry = Registry.installed()
         registry.require_known([name])
         try:
-            claimed = registry.get(name).capabilities.devices
+            loaded = registry.get(name)
         except UnknownBackendError as error:
             typer.echo(f"error: {error}", err=True)
             raise typer.Exit(1) from None
-    if claimed and device.partition(":")[0] not in claimed:
-        typer.echo(f"error: {name} does not claim {device}: check it on {' or '.join(sorted(claimed))}, with --device", err=True)
+    claimed = loaded.capabilities.devices
+    if claimed and run.device.partition(":")[0] not in claimed:
+        typer.echo(f"error: {name} does not claim {run.device}: check it on {' or '.join(sorted(claimed))}, with --device", err=True)
         raise typer.Exit(2)
+    require_claimed(loaded, run.device, run.dtypes)
     plugin = registry.plugin_of(name)
     return {"name": plugin.distribution, "version": plugin.version or __version__} if plugin else {}
 
@@ -142,6 +157,10 @@ def _run_of(device: str, name: str, profile: Profile, dtypes: list[DType], seeds
 
     seeds = seeds or f"0:{QUICK_CHUNKS if profile is Profile.QUICK else DEEP_CHUNKS}"
     return Run(device, name, profile.value, seeds, tuple(dtype.value for dtype in dtypes), sample)
+
+
+def _apart(certificate: Certificate) -> str:
+    return f"{certificate.without_lse} without lse" if certificate.without_lse else ""
 
 
 def sections(certificate: Certificate) -> list[Section]:
@@ -156,7 +175,7 @@ def sections(certificate: Certificate) -> list[Section]:
     ]
     rows = [
         *features,
-        ("all cases", "", "", *[str(certificate.counts[kind]) for kind in KINDS]),
+        ("all cases", _apart(certificate), "", *[str(certificate.counts[kind]) for kind in KINDS]),
         ("random problems", "in chunks", "", *[str(certificate.random[kind]) for kind in KINDS]),
     ]
     made = [Section(title, ("feature", "direction", "verdict", *KINDS), rows)]

@@ -64,7 +64,7 @@ def main() -> None:
     except (ValueError, TypeError, LookupError) as error:
         parser.error(f"no call can be made of {problem}: {type(error).__name__}: {error}")
     outcome = run_case(subject, Case("T00", "repeated", problem, given.check), given.device)
-    print(outcome.kind, *outcome.reasons, sep="\n  ")
+    print(outcome.kind + " without the lse" * outcome.without_lse, *outcome.reasons, sep="\n  ")
 
 
 if __name__ == "__main__":

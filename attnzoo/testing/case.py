@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from attnzoo.testing.failure import ConformanceError, ForwardError, NotApplicable
+from attnzoo.testing.failure import ConformanceError, NotApplicable, ReducedError
 from attnzoo.testing.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from attnzoo.testing.subject import Subject
 
-__all__ = ["Case", "Outcome", "run_case"]
+__all__ = ["Case", "Outcome", "judged_problem", "run_case"]
 
 OTHER_CHECKS = frozenset({"all_reasons", "declaration", "named_without_gpu", "unclaimed_device", "unclaimed_dtype", "without_triton"})
 """Those that look at no result: at refusals, at what the backend says of itself, at what importing it needs."""
@@ -70,6 +70,11 @@ class Case:
         """Whether a gradient is looked at, so that a pass says something of the backward."""
         return bool(self.problem.grads) and self.judges_result and self.check not in FORWARD_CHECKS
 
+    @property
+    def is_about_lse(self) -> bool:
+        """Whether nothing is left to judge without the lse: the loss reads it alone, or the name says that it is the point."""
+        return self.problem.loss == "lse" or "lse" in self.name.split("-")
+
 
 @dataclass(frozen=True)
 class Outcome:
@@ -79,21 +84,23 @@ class Outcome:
         kind: "passed", "forward only" (the gradients were refused, the same call without them passed), "refused" or
             "not applicable".
         reasons: the backend's own, or what the machine lacks.
+        without_lse: the call was refused; what passed is the same one without its lse.
     """
 
     kind: str
     reasons: tuple[str, ...] = ()
+    without_lse: bool = False
 
 
 def run_case(subject: Subject, case: Case, device: str | torch.device) -> Outcome:
     """Judge one case.
 
     A backend that gives reasons against the problem must raise UnsupportedError with them; that is a refusal. Where it
-    serves the call without gradients, that is judged instead.
+    serves the call without gradients, or without an lse that is not the point of the case, that is judged instead.
 
     Raises:
-        ConformanceError: the backend broke the contract, or refused a required case; ForwardError in the forward of a
-            call whose gradients it refuses.
+        ConformanceError: the backend broke the contract, or refused a required case; ReducedError in a part of a call that
+            it refuses as a whole.
     """
     import torch
 
@@ -103,35 +110,55 @@ def run_case(subject: Subject, case: Case, device: str | torch.device) -> Outcom
     device = torch.device(device)
     if case.device and case.device != device.type:
         return Outcome("not applicable", (f"needs a {case.device} device",))
-    problem = _in_claimed_dtype(subject, case, device)
+    case = replace(case, problem=judged_problem(subject, case, device))
     try:
-        return CHECKS[case.check](subject, problem, device) or Outcome("passed")
+        return CHECKS[case.check](subject, case.problem, device) or Outcome("passed")
     except NotApplicable as reason:
         return Outcome("not applicable", (str(reason),))
     except Refused as refusal:
         if not (refusal.reasons and all([reason.strip() for reason in refusal.reasons])):
             raise ConformanceError(f"{subject.name} refused {case.id} without a reason") from refusal
-        is_forward_served = case.check == "accuracy" and problem.grads and _passes_forward(subject, problem, device)
-        if case.required and not (is_forward_served and not subject.claims_on(device).gradients):
+        outcome = _run_parts(subject, case, device, refusal.reasons)
+        is_excused = outcome == Outcome("forward only", refusal.reasons) and not subject.claims_on(device).gradients
+        if case.required and not is_excused:
             raise ConformanceError(f"{case.id} is required, but {subject.name} refuses it: {'; '.join(refusal.reasons)}") from refusal
-        return Outcome("forward only" if is_forward_served else "refused", refusal.reasons)
+        return outcome
 
 
-def _passes_forward(subject: Subject, problem: Problem, device: torch.device) -> bool:
-    """Judge the call without gradients; False if it is refused as well."""
+def _run_parts(subject: Subject, case: Case, device: torch.device, reasons: tuple[str, ...]) -> Outcome:
+    """Judge what is left of a refused call without its gradients, without its lse, or without both, as far as it is served."""
+    problem = case.problem
+    has_forward = case.check == "accuracy" and bool(problem.grads)
+    forward_passed = has_forward and _passes(subject, case, device, without_grads=True)
+    if problem.return_lse and not case.is_about_lse:
+        if _passes(subject, case, device, without_lse=True):
+            return Outcome("passed", reasons, without_lse=True)
+        if has_forward and not forward_passed and _passes(subject, case, device, without_grads=True, without_lse=True):
+            return Outcome("forward only", reasons, without_lse=True)
+    return Outcome("forward only" if forward_passed else "refused", reasons)
+
+
+def _passes(subject: Subject, case: Case, device: torch.device, *, without_grads: bool = False, without_lse: bool = False) -> bool:
+    """Judge a part of the call; False if it is refused as well, or says nothing on this machine."""
     from attnzoo.testing.checks import CHECKS
     from attnzoo.testing.subject import Refused
 
+    problem = replace(case.problem, loss="o")
+    problem = replace(problem, grads=()) if without_grads else problem
+    problem = replace(problem, return_lse=False) if without_lse else problem
     try:
-        CHECKS["accuracy"](subject, replace(problem, grads=(), loss="o"), device)
-    except Refused:
+        outcome = CHECKS[case.check](subject, problem, device)
+    except (Refused, NotApplicable):
         return False
     except Exception as error:
-        raise ForwardError(f"without gradients, which are refused: {type(error).__name__}: {error}") from error
-    return True
+        parts = " and ".join(["gradients"] * without_grads + ["lse"] * without_lse)
+        text = f"without {parts}, which {'are' if without_grads else 'is'} refused: {type(error).__name__}: {error}"
+        raise ReducedError(text, without_grads=without_grads, without_lse=without_lse) from error
+    return outcome is None or outcome.kind == "passed"
 
 
-def _in_claimed_dtype(subject: Subject, case: Case, device: torch.device) -> Problem:
+def judged_problem(subject: Subject, case: Case, device: str | torch.device) -> Problem:
+    """The case's; of a required one in a dtype that the backend claims."""
     dtypes = subject.claims_on(device).dtypes
     claimed = [dtype for dtype in ("float32", *DTYPES) if any(str(d) == f"torch.{dtype}" for d in dtypes)]
     if not case.required or case.problem.dtype in claimed or not claimed:

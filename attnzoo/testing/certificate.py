@@ -6,14 +6,15 @@ import hashlib
 import json
 import platform
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnzoo.testing.verdict import FORWARD_ONLY, PLAIN, Entry, Tally
+from attnzoo.testing.verdict import FORWARD_ONLY, KINDS, PLAIN, Entry, Tally, overall
 
 if TYPE_CHECKING:
     from attnzoo.testing.case import Case
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["KINDS", "Certificate", "Run", "overall"]
 
 SCHEMA = 2
-KINDS = ("passed", "forward only", "refused", "not applicable", "failed", "known failure")
+JUDGED = ("passed", FORWARD_ONLY, "failed", "known failure")
 ROOTED_PATH = re.compile(r"(?<![\w.~/-])(?:~|[A-Za-z]:)?(?:[/\\][\w.@+-]+){2,}")
 
 
@@ -55,10 +56,12 @@ class Certificate:
         versions: of the packages that the result depends on.
         suite: number of cases of the kit, and a digest of their ids and problems.
         counts: kind -> number of cases.
+        without_lse: how many of the passed and forward only were judged without their lse, which is refused.
         random: kind -> number of chunks of random problems.
         families, dtypes: name -> kind -> number of cases.
-        features: name -> "forward" or "backward" -> kind -> number of cases, and the "verdict". A case judged forward
-            only counts as passed in the one, as refused in the other.
+        features: name -> "forward" or "backward" -> kind -> number of cases, the "verdict", and the "reason" of a refusal
+            or a known failure. A case judged forward only counts as passed in the one, as refused in the other; one
+            judged without its lse as refused for lse. Claimed, and refused each time for another reason: not tested.
         refusals, not_applicable: reason -> number of cases.
         known_failures: case -> declared reason.
         failures: of each the case, the error and the command that repeats it.
@@ -79,6 +82,7 @@ class Certificate:
     not_applicable: Mapping[str, int]
     known_failures: Mapping[str, str]
     failures: Sequence[Mapping[str, str]]
+    without_lse: int = 0
 
     @classmethod
     def of(
@@ -96,7 +100,7 @@ class Certificate:
         whatever it asks for, so it says nothing of dtypes.
         """
         found = sorted((_named(line, backend) for line in lines), key=lambda line: (line["test"], line["name"]))
-        entries = [_entry(line, backend) for line in found if line["test"] == "test_case"]
+        entries = [_entry(line) for line in found if _is_case(line)]
         judged = [entry for entry in entries if entry.judges_result]
         failures = [_failure(line, backend, run) for line in found if line["kind"] == "failed"]
         return cls(
@@ -111,10 +115,11 @@ class Certificate:
             families=_tallied(entries, lambda entry: entry.family),
             dtypes=_tallied([entry for entry in judged if not _case(entry.case).required], lambda entry: entry.dtype),
             features=_by_feature(judged),
-            refusals=_reasons(entries, "refused", FORWARD_ONLY),
-            not_applicable=_reasons(entries, "not applicable"),
+            refusals=_reasons(entry for entry in entries if entry.kind in ("refused", FORWARD_ONLY) or entry.without_lse),
+            not_applicable=_reasons(entry for entry in entries if entry.kind == "not applicable"),
             known_failures={_label(line): _scrubbed("; ".join(line["reasons"])) for line in found if line["kind"] == "known failure"},
             failures=failures,
+            without_lse=sum(entry.without_lse for entry in entries if entry.kind in ("passed", FORWARD_ONLY)),
         )
 
     @classmethod
@@ -137,16 +142,17 @@ class Certificate:
         return json.dumps(self.to_dict(), indent=2, ensure_ascii=False) + "\n"
 
     @property
+    def is_empty(self) -> bool:
+        """Whether no call was judged: all were refused, or not applicable. Then "pass" says nothing."""
+        served = [*self.dtypes.values(), self.random, *[said for where in self.features.values() for said in where.values()]]
+        return self.verdict == "pass" and not any(counts[kind] for counts in served for kind in JUDGED)
+
+    @property
     def title(self) -> str:
         """Backend and kind of device; that it is a part, where only a part of the suite was run."""
         parts = [f"sample of {self.run.sample}"] if self.run.sample else []
         parts += [", ".join(self.run.dtypes)] if self.run.dtypes else []
         return " ".join([self.backend, f"({self.run.device.partition(':')[0]})", *parts])
-
-
-def overall(counts: Mapping[str, int]) -> str:
-    """A word or two for counts by kind: `pass`, `forward only`, `refused`, `known failure`, `FAILED`, or `not tested`."""
-    return Tally(Counter(counts)).verdict("").partition(" (")[0]
 
 
 @cache
@@ -162,20 +168,24 @@ def _case(case_id: str) -> Case:
 
 def _named(line: Mapping[str, Any], backend: str) -> dict[str, Any]:
     """With `name`, the parameters less the backend: a case, a chunk of random problems, or nothing."""
-    return {**line, "name": line["parameters"].removeprefix(backend).removeprefix("-")}
+    return {"name": line["parameters"].removeprefix(backend).removeprefix("-"), **line}
+
+
+def _is_case(line: Mapping[str, Any]) -> bool:
+    """Whether it tells of a case, not of another test, nor of a case whose parameters are lost."""
+    return line["test"] == "test_case" and line["name"] in _cases()
 
 
 def _label(line: Mapping[str, Any]) -> str:
     """The id of a case, the name of any other test."""
-    return str(line["name"]) if line["test"] == "test_case" else f"{line['test']} {line['name']}".strip()
+    return str(line["name"]) if _is_case(line) else f"{line['test']} {line['name']}".strip()
 
 
-def _entry(line: Mapping[str, Any], backend: str) -> Entry:
+def _entry(line: Mapping[str, Any]) -> Entry:
     case = _case(line["name"])
     problem = case.problem
     shown = tuple(_scrubbed(reason) for reason in line["reasons"])
     return Entry(
-        backend=backend,
         case=case.id,
         family=case.family,
         dtype=problem.dtype,
@@ -184,20 +194,26 @@ def _entry(line: Mapping[str, Any], backend: str) -> Entry:
         kind=line["kind"],
         reasons=shown,
         judges_result=case.judges_result,
+        without_lse=line.get("without_lse", False),
+        claimed=tuple(line.get("claimed", ())),
     )
 
 
 def _failure(line: Mapping[str, Any], backend: str, run: Run) -> dict[str, str]:
-    repeat = line["repeat"]
-    if not repeat and line["test"] == "test_case":
-        case = _case(line["name"])
-        repeat = case.problem.reproduction(backend, case.check, run.device)
-    elif not repeat:
-        kind, _, number = line["name"].partition("-")
-        seeds = f"{number}:{int(number) + 1}" if kind == "chunk" else run.seeds
-        options = f"--attn-backend {backend} --attn-device {run.device} --attn-profile {run.profile} --attn-seeds {seeds}"
-        repeat = f"pytest --pyargs attnzoo.conformance {options} -k {line['test']}"
-    return {"case": _label(line), "error": _scrubbed(line["error"]), "repeat": repeat}
+    return {"case": _label(line), "error": _scrubbed(line["error"]), "repeat": line["repeat"] or _command(line, backend, run)}
+
+
+def _command(line: Mapping[str, Any], backend: str, run: Run) -> str:
+    """What repeats a test that left no command: its worker died."""
+    case = _case(line["name"]) if _is_case(line) else None
+    if case is not None and not case.required:
+        return case.problem.reproduction(backend, case.check, run.device)
+    options = f"--attn-backend {backend} --attn-device {run.device}"
+    if case is not None:  # judged in a dtype that the backend claims, whatever its own
+        return f"pytest --pyargs attnzoo.conformance {options} -k {case.id}"
+    kind, _, number = line["name"].partition("-")
+    seeds = f"{number}:{int(number) + 1}" if kind == "chunk" else run.seeds
+    return f"pytest --pyargs attnzoo.conformance {options} --attn-profile {run.profile} --attn-seeds {seeds} -k {line['test']}"
 
 
 def _scrubbed(text: str) -> str:
@@ -226,17 +242,23 @@ def _by_feature(entries: Sequence[Entry]) -> dict[str, dict[str, dict[str, Any]]
     """In the order of `attnzoo.backend.FEATURES`, plain calls first."""
     from attnzoo.backend import FEATURES
 
+    tallies: dict[tuple[str, str], Tally] = defaultdict(Tally)
+    for entry in entries:
+        for credit in entry.credits:
+            tallies[credit.feature, credit.direction].add(entry, credit)
     made: dict[str, dict[str, dict[str, Any]]] = {}
-    for feature in (PLAIN, *FEATURES):
-        said = [credit for entry in entries for credit in entry.credits if credit[0] == feature]
-        for direction in ("forward", "backward"):
-            counts = _counts(kind for _, where, kind in said if where == direction)
-            if any(counts.values()):
-                made.setdefault(feature, {})[direction] = {"verdict": overall(counts), **counts}
+    for feature, direction in product((PLAIN, *FEATURES), ("forward", "backward")):
+        if (feature, direction) in tallies:
+            made.setdefault(feature, {})[direction] = _summed(tallies[feature, direction], feature)
     return made
 
 
-def _reasons(entries: Iterable[Entry], *kinds: str) -> dict[str, int]:
+def _summed(tally: Tally, feature: str) -> dict[str, Any]:
+    reason = tally.reason(feature)
+    return {"verdict": tally.verdict, **({"reason": reason} if reason else {}), **{kind: tally.kinds[kind] for kind in KINDS}}
+
+
+def _reasons(entries: Iterable[Entry]) -> dict[str, int]:
     """Commonest first."""
-    counted = Counter(reason for entry in entries if entry.kind in kinds for reason in entry.reasons)
+    counted = Counter(reason for entry in entries for reason in entry.reasons)
     return dict(sorted(counted.items(), key=lambda item: (-item[1], item[0])))

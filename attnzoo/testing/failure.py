@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["ConformanceError", "ForwardError", "NotApplicable", "require"]
+__all__ = ["ConformanceError", "NotApplicable", "ReducedError", "require"]
 
 
 class ConformanceError(AssertionError):
     """A backend broke the contract."""
 
 
-class ForwardError(ConformanceError):
-    """It broke the contract in the forward of a call whose gradients it refuses."""
+class ReducedError(ConformanceError):
+    """It broke the contract in a part of a call that it refuses as a whole: without the gradients, the lse, or both."""
+
+    def __init__(self, message: str, *, without_grads: bool = False, without_lse: bool = False) -> None:
+        super().__init__(message)
+        self.without_grads, self.without_lse = without_grads, without_lse
 
 
 class NotApplicable(Exception):  # noqa: N818 (not an error: the case says nothing here)

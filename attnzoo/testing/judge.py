@@ -13,11 +13,17 @@ import tempfile
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attnzoo.testing.certificate import Certificate, Run
 from attnzoo.testing.journal import FOLDER
 
-__all__ = ["SuiteError", "device_name", "judge", "missing_packages"]
+if TYPE_CHECKING:
+    import torch
+
+    from attnzoo.backend import Backend
+
+__all__ = ["SuiteError", "device_name", "judge", "missing_packages", "require_claimed", "require_device"]
 
 NEEDED = {"pytest": "pytest", "xdist": "pytest-xdist", "hypothesis": "hypothesis"}
 VERSIONS = ("torch", "triton")
@@ -133,15 +139,31 @@ def device_name(device: str) -> str:
     """The processor's or the card's; ValueError if there is no such device."""
     import torch
 
+    place = require_device(device)
+    if place.type == "cpu":
+        return platform.machine()
+    card = torch.cuda.get_device_properties(place)
+    return f"{card.name}, sm_{card.major}{card.minor}"
+
+
+def require_device(device: str) -> torch.device:
+    """Raise ValueError if there is no such device; starts none."""
+    import torch
+
     try:
         place = torch.device(device)
     except RuntimeError as error:
         raise ValueError(f"device is {device!r}: {error}") from None
-    if place.type == "cpu":
-        return platform.machine()
-    if place.type != "cuda":
+    if place.type not in ("cpu", "cuda"):
         raise ValueError(f"device is {device!r}; the kit runs on cpu, cuda and cuda:N")
-    if (place.index or 0) >= torch.cuda.device_count():
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"device is {device!r}; torch sees {torch.cuda.device_count()} CUDA devices")
-    card = torch.cuda.get_device_properties(place)
-    return f"{card.name}, sm_{card.major}{card.minor}"
+    return place
+
+
+def require_claimed(backend: Backend, device: str, dtypes: Sequence[str]) -> None:
+    """Raise ValueError if the backend claims none of the dtypes there, if any are given: then nothing would be judged."""
+    claimed = sorted(str(dtype).removeprefix("torch.") for dtype in backend.capabilities_on(device.partition(":")[0]).dtypes)
+    if dtypes and not set(dtypes).intersection(claimed):
+        takes, asked = ", ".join(claimed) or "no dtype", ", ".join(dtypes)
+        raise ValueError(f"nothing would be judged: {backend.name} claims none of {asked} on {device}; it takes {takes}")

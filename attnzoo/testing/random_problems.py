@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
@@ -29,11 +29,17 @@ class SpoiltProcess(BaseException):
     """After a sticky CUDA error every problem fails: Hypothesis must not go on to a simpler one, so it is no Exception."""
 
 
+Repeat = Callable[[Problem], str]
 EXAMPLES = {"quick": 20, "deep": 100}  # problems a chunk
 
 
-def run_chunk(subject: Subject, device: str, *, profile: str, chunk: int, dtypes: Sequence[str] = ()) -> Outcome:
+def run_chunk(
+    subject: Subject, device: str, *, profile: str, chunk: int, dtypes: Sequence[str] = (), repeat: Repeat | None = None
+) -> Outcome:
     """The problems of one chunk, of these dtypes alone if any are given.
+
+    Args:
+        repeat: a problem -> the command that repeats it; by default as for an installed backend.
 
     Returns:
         "passed", or "refused" if every problem was, or "not applicable" if none of the dtypes is claimed.
@@ -49,16 +55,16 @@ def run_chunk(subject: Subject, device: str, *, profile: str, chunk: int, dtypes
     else:
         parts = [part for variant in VARIANTS for part in claimed_parts(claims, chosen, variant)]
         strategy = st.sampled_from(parts).flatmap(problems_of_variant)
-    return _judge_all(subject, device, strategy, examples=EXAMPLES[profile], number=chunk)
+    return _judge_all(subject, device, strategy, examples=EXAMPLES[profile], number=chunk, repeat=repeat)
 
 
-def run_variant(subject: Subject, device: str, place: int, *, dtypes: Sequence[str] = ()) -> Outcome:
+def run_variant(subject: Subject, device: str, place: int, *, dtypes: Sequence[str] = (), repeat: Repeat | None = None) -> Outcome:
     """Two problems of one kernel variant, or of each of its two parts: what compiles it."""
     claims, chosen = subject.claims_on(device), claimed_dtypes(subject.claims_on(device), dtypes)
     if not chosen:
         return _no_dtype(dtypes)
     parts = claimed_parts(claims, chosen, VARIANTS[place])
-    outcomes = [_judge_all(subject, device, problems_of_variant(part), examples=2, number=place) for part in parts]
+    outcomes = [_judge_all(subject, device, problems_of_variant(part), examples=2, number=place, repeat=repeat) for part in parts]
     return next((outcome for outcome in outcomes if outcome.kind == "passed"), outcomes[0])
 
 
@@ -66,7 +72,9 @@ def _no_dtype(dtypes: Sequence[str]) -> Outcome:
     return Outcome("not applicable", (f"claims none of {', '.join(dtypes)}",))
 
 
-def _judge_all(subject: Subject, device: str, strategy: st.SearchStrategy[Problem], *, examples: int, number: int) -> Outcome:
+def _judge_all(
+    subject: Subject, device: str, strategy: st.SearchStrategy[Problem], *, examples: int, number: int, repeat: Repeat | None
+) -> Outcome:
     kinds: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
 
@@ -83,12 +91,12 @@ def _judge_all(subject: Subject, device: str, strategy: st.SearchStrategy[Proble
     )
     @given(strategy)
     def check(problem: Problem) -> None:
-        line = problem.reproduction(subject.name, device=device)
+        line = repeat(problem) if repeat else problem.reproduction(subject.name, device=device)
         note(line)
         try:
             outcome = run_case(subject, Case("T00", "random", problem), device)
         except Exception as error:
-            text = f"{type(error).__name__}: {error}\nrepeat: {line}"
+            text = f"{type(error).__name__}: {error}\nproblem: {problem!r}\nrepeat: {line}"
             if is_sticky(str(error)):
                 raise SpoiltProcess(text) from error
             raise ConformanceError(text) from error

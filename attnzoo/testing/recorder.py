@@ -17,7 +17,9 @@ from attnzoo.testing.journal import last_of
 __all__ = ["Recorder", "line_of"]
 
 DEATH = re.compile(r"worker '(\w+)' crashed")
-REPEAT = re.compile(r"^[E ]*repeat: (python -m attnzoo\.testing .*)$", re.M)
+REPEAT = re.compile(r"^[E ]*repeat: (python -m attnzoo\.testing .*|pytest .*)$", re.M)
+NOTED = ("test_case", "test_random_problems")  # those that leave in the journal what they are about to judge
+KEPT = ("name", "has_backward", "without_lse", "claimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -37,10 +39,15 @@ class Recorder:
         self.path = path
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.when != "call" and not report.failed:
+        if not is_recorded(report):
             return
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(line_of(report)) + "\n")
+
+
+def is_recorded(report: pytest.TestReport) -> bool:
+    """Whether a test ended so; its set-up and clean-up count only if they failed."""
+    return report.when == "call" or report.failed
 
 
 def line_of(report: pytest.TestReport) -> dict[str, Any]:
@@ -48,14 +55,14 @@ def line_of(report: pytest.TestReport) -> dict[str, Any]:
 
     Returns:
         `test` and `parameters`: the function, and what stands in the brackets of its id.
+        `name`: the case or chunk; missing where the test did not come so far.
         `kind`: "passed", "forward only", "refused", "not applicable", "failed" or "known failure".
-        `has_backward`: of a case, whether a gradient was judged or refused.
+        `has_backward`, `without_lse`, `claimed`: of a case, as of `attnzoo.testing.verdict.Entry`.
         `reasons`: of a refusal, of what is not applicable, of a known failure.
         `error`, `repeat`: of a failure; the first line of its message and the command that repeats it, if it has one.
     """
     test, _, parameters = report.nodeid.rpartition("::")[2].partition("[")
-    properties = dict(report.user_properties)
-    record = properties.get("attnzoo", properties.get("attnzoo_random"))
+    record = dict(report.user_properties).get("attnzoo")
     found = record if isinstance(record, dict) else {"kind": "not applicable" if report.skipped else "passed", "reasons": []}
     kind, reasons = found["kind"], found["reasons"]
     if report.failed:
@@ -63,14 +70,14 @@ def line_of(report: pytest.TestReport) -> dict[str, Any]:
     elif hasattr(report, "wasxfail"):
         kind, reasons = "known failure", [report.wasxfail]
     line = {"test": test, "parameters": parameters.removesuffix("]"), "kind": kind, "reasons": list(reasons)}
-    line |= {name: found[name] for name in ("has_backward",) if name in found}
-    return {**line, **_failure(report)} if report.failed else line
+    line |= {name: found[name] for name in KEPT if name in found}
+    return {**line, **_failure(report, test)} if report.failed else line
 
 
-def _failure(report: pytest.TestReport) -> dict[str, str]:
+def _failure(report: pytest.TestReport, test: str) -> dict[str, str]:
     crash = getattr(report.longrepr, "reprcrash", None)  # a worker that died leaves plain text
     message = str(crash.message if crash else report.longrepr).strip() or "failed without a message"
     commands = REPEAT.findall(report.longreprtext)
     died = DEATH.match(message)
-    left = last_of(died[1]) if died and "::test_random_problems" in report.nodeid else ""
+    left = last_of(died[1]) if died and test in NOTED else ""
     return {"error": message.splitlines()[0], "repeat": commands[-1] if commands else left}

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import torch
 
+from attnzoo.testing.case import Case
 from attnzoo.testing.cases import CASES
 from attnzoo.testing.inputs import make_call
+from attnzoo.testing.problem import Problem
 from attnzoo.testing.subject import Subject
 
-__all__ = ["unexplained_refusals"]
+__all__ = ["is_refused_everywhere", "unexplained_refusals"]
 
 BIG = 2**20  # scores; only the decision is asked for, so bigger problems are left out
 
@@ -21,8 +23,7 @@ def unexplained_refusals(subject: Subject, device: str) -> tuple[float, str]:
     claims, there = subject.claims_on(device), torch.device(device)
     for case in CASES:
         problem = case.problem
-        scores = problem.batch * problem.q_heads * problem.q_len * problem.k_len
-        if case.check != "accuracy" or scores > BIG or case.device not in ("", device.partition(":")[0]):
+        if case.check != "accuracy" or _scores(problem) > BIG or case.device not in ("", device.partition(":")[0]):
             continue
         spec = replace(subject.spec(make_call(problem, torch.device("cpu"))), device=there)
         if claims.reasons_against(spec):
@@ -32,3 +33,21 @@ def unexplained_refusals(subject: Subject, device: str) -> tuple[float, str]:
         if reasons:
             unexplained.append(f"{case.id}: {'; '.join(reasons)}")
     return len(unexplained) / max(1, asked), " | ".join(unexplained[:3])
+
+
+def is_refused_everywhere(subject: Subject, case: Case, device: str) -> bool:
+    """Whether the case can't fail: its call is refused on every device that is claimed, also without gradients and lse.
+
+    Decided from metadata; False where that says nothing, as of a check that looks at refusals, or of a big problem.
+    """
+    problem = case.problem
+    if not case.judges_result or _scores(problem) > BIG or case.required:
+        return False
+    call = make_call(replace(problem, grads=(), return_lse=problem.return_lse and case.is_about_lse), torch.device("cpu"))
+    spec = subject.spec(call)
+    devices = [case.device] if case.device else subject.capabilities.devices or {device}
+    return all(subject.backend.unsupported_reasons(replace(spec, device=torch.device(name))) for name in devices)
+
+
+def _scores(problem: Problem) -> int:
+    return problem.batch * problem.q_heads * problem.q_len * problem.k_len

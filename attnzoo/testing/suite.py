@@ -11,6 +11,8 @@ The options of `attnzoo.pytest_plugin` choose device, dtypes and profile.
 from __future__ import annotations
 
 import fnmatch
+import itertools
+import shlex
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
@@ -18,10 +20,13 @@ import pytest
 
 from attnzoo.backend import Backend
 from attnzoo.pytest_plugin import DEEP_CHUNKS, chosen_random_problems
-from attnzoo.testing.case import Case, Outcome, run_case
-from attnzoo.testing.failure import ForwardError, require
-from attnzoo.testing.refusals import unexplained_refusals
+from attnzoo.testing.case import Case, judged_problem, run_case
+from attnzoo.testing.failure import ReducedError, require
+from attnzoo.testing.journal import note
+from attnzoo.testing.problem import Problem
+from attnzoo.testing.refusals import is_refused_everywhere, unexplained_refusals
 from attnzoo.testing.subject import Subject
+from attnzoo.testing.verdict import PLAIN
 
 __all__ = ["BackendConformance"]
 
@@ -48,6 +53,24 @@ class BackendConformance:
         return Subject(backend)
 
     @pytest.fixture
+    def attn_record(self, subject: Subject, record_property: Callable[[str, object], None]) -> dict[str, Any]:
+        """What the verdict and the certificate are made of; it travels with the report of the test."""
+        record = {"backend": subject.name, "name": "", "kind": "passed", "reasons": []}
+        record_property("attnzoo", record)
+        return record
+
+    @pytest.fixture
+    def attn_repeat(self, request: pytest.FixtureRequest, subject: Subject, attn_device: str) -> Callable[..., str]:
+        """A check of a problem -> the command that repeats it; the test itself where no other process finds the backend."""
+
+        def command(problem: Problem, check: str = "accuracy") -> str:
+            if subject.is_registered:
+                return problem.reproduction(subject.name, check, attn_device)
+            return " ".join(["pytest", shlex.quote(request.node.nodeid), *_options_of(request)])
+
+        return command
+
+    @pytest.fixture
     def known_failure(self, request: pytest.FixtureRequest, subject: Subject) -> Callable[[str], None]:
         """Marks the running test as a strict xfail if its id is a declared one, by the class or by option."""
         declared = {**self.known_failures, **_by_option(request, subject.name)}
@@ -65,22 +88,26 @@ class BackendConformance:
         subject: Subject,
         attn_device: str,
         known_failure: Callable[[str], None],
-        record_property: Callable[[str, object], None],
+        attn_record: dict[str, Any],
+        attn_repeat: Callable[..., str],
     ) -> None:
         """One case, as `attnzoo.testing.cases` lists it."""
         known_failure(attn_case.id)
-        record = _record(subject, attn_case)
-        record_property("attnzoo", record)
+        attn_record |= _record(subject, attn_case, attn_device)
+        repeat = attn_repeat(judged_problem(subject, attn_case, attn_device), attn_case.check)
+        note(repeat)
         try:
-            outcome = run_case_with_reproduction(subject, attn_case, attn_device)
-        except ForwardError:
-            record["has_backward"] = False
+            outcome = run_case(subject, attn_case, attn_device)
+        except Exception as error:
+            error.add_note(f"repeat: {repeat}")
+            if isinstance(error, ReducedError):
+                attn_record |= {"has_backward": attn_case.judges_gradient and not error.without_grads, "without_lse": error.without_lse}
             raise
-        record |= {"kind": outcome.kind, "reasons": list(outcome.reasons)}
+        attn_record |= {"kind": outcome.kind, "reasons": list(outcome.reasons), "without_lse": outcome.without_lse}
         if outcome.kind in ("refused", "not applicable") and not attn_case.required:
             pytest.skip(f"{outcome.kind}: {'; '.join(outcome.reasons)}")
 
-    def test_refusals_are_explained(self, subject: Subject, attn_device: str) -> None:
+    def test_refusals_are_explained(self, subject: Subject, attn_device: str, attn_record: dict[str, Any]) -> None:
         """Skips are bounded: a refusal beyond the capabilities is allowed, most of the suite refused so is not."""
         share, examples = unexplained_refusals(subject, attn_device)
         require(
@@ -89,15 +116,24 @@ class BackendConformance:
             f"{self.most_unexplained_refusals:.0%}: {examples}",
         )
 
-    def test_known_failures_exist(self, subject: Subject, request: pytest.FixtureRequest) -> None:
-        """A known failure whose glob names no case hides nothing and explains nothing: it is out of date."""
+    def test_known_failures_exist(
+        self, subject: Subject, request: pytest.FixtureRequest, attn_device: str, attn_record: dict[str, Any]
+    ) -> None:
+        """A known failure whose glob names no case, or refused ones alone, hides nothing and explains nothing: it is out of date."""
         from attnzoo.testing.cases import CASES
 
         chunks = [*chosen_random_problems(request.config), *[f"chunk-{number}" for number in range(DEEP_CHUNKS)]]
-        names = [*[case.id for case in CASES], *[f"random-{name}" for name in chunks]]
+        cases: dict[str, Case | None] = {case.id: case for case in CASES} | dict.fromkeys(f"random-{name}" for name in chunks)
         declared = {**self.known_failures, **_by_option(request, subject.name)}
-        stale = [pattern for pattern in declared if not fnmatch.filter(names, pattern)]
+        named = {pattern: [cases[name] for name in fnmatch.filter(cases, pattern)] for pattern in declared}
+        stale = [pattern for pattern, found in named.items() if not found]
         require(not stale, f"known failures of {subject.name} that name no case: {', '.join(stale)}")
+        refused = [
+            pattern
+            for pattern, found in named.items()
+            if all(case is not None and is_refused_everywhere(subject, case, attn_device) for case in found)
+        ]
+        require(not refused, f"known failures of {subject.name} whose every case it refuses, so that none fails: {', '.join(refused)}")
 
     def test_random_problems(
         self,
@@ -107,7 +143,8 @@ class BackendConformance:
         subject: Subject,
         attn_device: str,
         known_failure: Callable[[str], None],
-        record_property: Callable[[str, object], None],
+        attn_record: dict[str, Any],
+        attn_repeat: Callable[..., str],
     ) -> None:
         """Hypothesis draws whole problems; a failure is shrunk and printed as one line.
 
@@ -117,38 +154,37 @@ class BackendConformance:
         from attnzoo.testing.random_problems import run_chunk, run_variant
 
         known_failure(f"random-{attn_random}")
+        attn_record["name"] = attn_random
         kind, _, number = attn_random.partition("-")
         if kind == "variant":
-            outcome = run_variant(subject, attn_device, int(number), dtypes=attn_dtypes)
+            outcome = run_variant(subject, attn_device, int(number), dtypes=attn_dtypes, repeat=attn_repeat)
         else:
-            outcome = run_chunk(subject, attn_device, profile=attn_profile, chunk=int(number), dtypes=attn_dtypes)
-        record_property("attnzoo_random", {"kind": outcome.kind, "reasons": list(outcome.reasons)})
+            chunk = int(number)
+            outcome = run_chunk(subject, attn_device, profile=attn_profile, chunk=chunk, dtypes=attn_dtypes, repeat=attn_repeat)
+        attn_record |= {"kind": outcome.kind, "reasons": list(outcome.reasons)}
         if outcome.kind != "passed":
             pytest.skip(f"{outcome.kind}: {'; '.join(outcome.reasons)}")
 
 
-def run_case_with_reproduction(subject: Subject, case: Case, device: str) -> Outcome:
-    """As `run_case`; whatever is raised ends with the line that repeats it."""
-    try:
-        return run_case(subject, case, device)
-    except Exception as error:
-        error.add_note(f"repeat: {case.problem.reproduction(subject.name, case.check, device)}")
-        raise
+def _record(subject: Subject, case: Case, device: str) -> dict[str, Any]:
+    claims, problem = subject.claims_on(device), case.problem
+    served = {PLAIN} | (claims.backward if case.judges_gradient else claims.forward)
+    is_served = claims.gradients or not case.judges_gradient
+    claimed = [feature for feature in problem.features or (PLAIN,) if feature in served and is_served]
+    return {"name": case.id, "has_backward": case.judges_gradient, "claimed": claimed}
 
 
-def _record(subject: Subject, case: Case) -> dict[str, Any]:
-    problem = case.problem
-    return {
-        "backend": subject.name,
-        "case": case.id,
-        "family": case.family,
-        "dtype": problem.dtype,
-        "features": list(problem.features),
-        "has_backward": case.judges_gradient,
-        "judges_result": case.judges_result,
-        "kind": "failed",
-        "reasons": [],
-    }
+def _options_of(request: pytest.FixtureRequest) -> list[str]:
+    """The options of this run without which the test would be another one, or none."""
+    callspec = getattr(request.node, "callspec", None)
+    kind, _, number = str(callspec.params.get("attn_random", "") if callspec else "").partition("-")
+    chosen = {"--attn-device": request.config.getoption("--attn-device")}
+    if kind:
+        chosen["--attn-profile"] = request.config.getoption("--attn-profile")
+    if kind == "chunk":
+        chosen["--attn-seeds"] = f"{number}:{int(number) + 1}"
+    dtypes = request.config.getoption("--attn-dtype") or () if kind else ()
+    return [*itertools.chain(*chosen.items()), *[part for dtype in dtypes for part in ("--attn-dtype", dtype)]]
 
 
 def _by_option(request: pytest.FixtureRequest, name: str) -> dict[str, str]:

@@ -1,17 +1,26 @@
-"""Verdicts: what a run found, per backend and feature. Imports no torch: the pytest plugin reads it at start-up."""
+"""Verdicts: what the cases of a run say of a feature, a family or a dtype."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
-__all__ = ["FORWARD_ONLY", "PLAIN", "Entry", "Tally", "Verdicts"]
+__all__ = ["FORWARD_ONLY", "KINDS", "PLAIN", "Credit", "Entry", "Tally", "overall"]
 
 PLAIN = "plain"  # a call that needs no feature
 GRADIENT_ALONE = "bias_grad"  # a feature that no forward has
 FORWARD_ONLY = "forward only"
+KINDS = ("passed", FORWARD_ONLY, "refused", "not applicable", "failed", "known failure")
+
+
+@dataclass(frozen=True)
+class Credit:
+    """What one case says of one feature, "forward" (without a gradient) or "backward"."""
+
+    feature: str
+    direction: str
+    kind: str
 
 
 @dataclass(frozen=True)
@@ -19,13 +28,15 @@ class Entry:
     """One judged case of one backend.
 
     Attributes:
-        kind: "passed", "forward only", "refused", "not applicable", "failed" or "known failure".
+        kind: one of `KINDS`.
         features: what the case needs; empty for a plain call.
         has_backward: a gradient was judged, or refused.
+        reasons: of a refusal, in part or whole; of what is not applicable; of a known failure.
         judges_result: as of the case; only then does the entry count for its features.
+        without_lse: judged without its lse, which is refused.
+        claimed: those of the features, and "plain", that the backend claims for such a call.
     """
 
-    backend: str
     case: str
     family: str
     dtype: str
@@ -34,100 +45,58 @@ class Entry:
     kind: str
     reasons: tuple[str, ...] = ()
     judges_result: bool = True
+    without_lse: bool = False
+    claimed: tuple[str, ...] = ()
 
     @property
-    def credits(self) -> list[tuple[str, str, str]]:
-        """All that it says of features: (feature, "forward" or "backward", kind)."""
+    def credits(self) -> list[Credit]:
+        """All that it says of features."""
         said = [("backward" if self.has_backward else "forward", self.kind)]
         if self.kind == FORWARD_ONLY:
             said = [("forward", "passed"), ("backward", "refused")]
-        features = self.features or (PLAIN,)
-        return [(name, where, kind) for where, kind in said for name in features if where == "backward" or name != GRADIENT_ALONE]
-
-    @classmethod
-    def of(cls, record: dict[str, Any], kind: str) -> Entry:
-        """From the `attnzoo` property of a test report."""
-        lists = {name: tuple(record[name]) for name in ("features", "reasons")}
-        return cls(**{**record, **lists, "kind": kind})
+        return [
+            Credit(name, direction, "refused" if self.without_lse and name == "lse" else kind)
+            for direction, kind in said
+            for name in self.features or (PLAIN,)
+            if direction == "backward" or name != GRADIENT_ALONE
+        ]
 
 
 @dataclass
 class Tally:
-    """Counts of one backend and feature, and why it was refused."""
+    """Counts of the cases that speak of one thing, and why they were refused or known to fail.
+
+    Attributes:
+        unclaimed: whether one of the refused asked for what is not claimed.
+    """
 
     kinds: Counter[str] = field(default_factory=Counter)
-    reasons: Counter[str] = field(default_factory=Counter)
-    failed: list[str] = field(default_factory=list)
+    reasons: Counter[tuple[str, str]] = field(default_factory=Counter)
+    unclaimed: bool = False
 
-    def add(self, entry: Entry, kind: str) -> None:
-        self.kinds[kind] += 1
-        self.reasons.update(entry.reasons if kind == "refused" else ())
-        if kind == "failed":
-            self.failed.append(entry.case)
+    def add(self, entry: Entry, credit: Credit) -> None:
+        self.kinds[credit.kind] += 1
+        self.reasons.update((credit.kind, reason) for reason in entry.reasons)
+        self.unclaimed = self.unclaimed or (credit.kind == "refused" and credit.feature not in entry.claimed)
 
-    def verdict(self, feature: str) -> str:
-        """`pass`, `forward only`, `refused (reason)`, `known failure`, `FAILED`, or `not tested`."""
-        if self.kinds["failed"]:
-            return "FAILED"
-        if self.kinds["known failure"]:
-            return "known failure"
-        if self.kinds["passed"]:
-            return "pass"
-        if self.kinds[FORWARD_ONLY]:
-            return FORWARD_ONLY
-        if self.kinds["refused"]:
-            return f"refused ({self._reason(feature)})"
-        return "not tested"
+    @property
+    def verdict(self) -> str:
+        """`pass`, `refused`, `known failure`, `FAILED`, or `not tested`, as where all that refused it is something else."""
+        return overall(self.kinds if self.unclaimed else {**self.kinds, "refused": 0})
 
-    def _reason(self, feature: str) -> str:
-        """The commonest reason that names the feature, else the commonest."""
-        named = [reason for reason, _ in self.reasons.most_common() if reason.startswith(feature)]
-        return (named or [reason for reason, _ in self.reasons.most_common()] or ["no reason given"])[0]
+    def reason(self, feature: str) -> str:
+        """Why it is refused, or known to fail: the commonest that names the feature, else the commonest; "" if it is neither."""
+        kind = self.verdict
+        found = [reason for (said, reason), _ in sorted(self.reasons.items(), key=_commonest) if said == kind]
+        named = [reason for reason in found if reason.startswith(feature)]
+        return (named or found or [""])[0]
 
 
-class Verdicts:
-    """Everything a run found, in the order of the entries' ids, whatever the order in which they came in."""
+def _commonest(counted: tuple[tuple[str, str], int]) -> tuple[int, tuple[str, str]]:
+    return -counted[1], counted[0]
 
-    def __init__(self, entries: Iterable[Entry] = ()) -> None:
-        self.entries: list[Entry] = list(entries)
 
-    def add(self, entry: Entry) -> None:
-        self.entries.append(entry)
-
-    def backends(self) -> list[str]:
-        return sorted({entry.backend for entry in self.entries})
-
-    def by_feature(self, backend: str) -> dict[str, Tally]:
-        """`feature` (forward alone) and `feature backward` -> tally, sorted by name."""
-        tallies: dict[str, Tally] = defaultdict(Tally)
-        for entry in sorted(self.entries, key=lambda entry: entry.case):
-            if entry.backend == backend and entry.judges_result:
-                for feature, direction, kind in entry.credits:
-                    tallies[feature + (" backward" if direction == "backward" else "")].add(entry, kind)
-        return dict(sorted(tallies.items()))
-
-    def by_family(self, backend: str) -> dict[str, Tally]:
-        """`T01` to `T36` -> tally."""
-        tallies: dict[str, Tally] = defaultdict(Tally)
-        for entry in sorted(self.entries, key=lambda entry: entry.case):
-            if entry.backend == backend:
-                tallies[entry.family].add(entry, entry.kind)
-        return dict(sorted(tallies.items()))
-
-    def counts(self, backend: str) -> Counter[str]:
-        """Kind -> number of cases."""
-        return Counter(entry.kind for entry in self.entries if entry.backend == backend)
-
-    def lines(self) -> list[str]:
-        """The verdict as text: for each backend its counts, a line a feature, and what failed."""
-        text = []
-        for backend in self.backends():
-            counts = ", ".join(f"{count} {kind}" for kind, count in sorted(self.counts(backend).items()))
-            text.append(f"{backend}: {counts}")
-            for feature, tally in self.by_feature(backend).items():
-                cases = f"{tally.kinds['passed']} passed, {tally.kinds['refused']} refused, {tally.kinds['failed']} failed"
-                text.append(f"  {feature:24} {tally.verdict(feature.removesuffix(' backward'))}  [{cases}]")
-            failed = [f"{family} ({len(tally.failed)})" for family, tally in self.by_family(backend).items() if tally.failed]
-            if failed:
-                text.append(f"  families that failed: {', '.join(failed)}")
-        return text
+def overall(counts: Mapping[str, int]) -> str:
+    """A word or two for counts by kind: `pass`, `forward only`, `refused`, `known failure`, `FAILED`, or `not tested`."""
+    words = {"failed": "FAILED", "known failure": "known failure", "passed": "pass", FORWARD_ONLY: FORWARD_ONLY, "refused": "refused"}
+    return next((word for kind, word in words.items() if counts.get(kind)), "not tested")

@@ -137,6 +137,8 @@ def attention_table(spec: AttentionSpec, inputs: AttentionInputs, bias_dtype: to
 def far_from_overflow(bias: Tensor, kept: Tensor) -> Tensor:
     """Rows whose every bias is beyond -2**100 shrunk to a quarter: kernels multiply by log2(e), which overflows at
     finfo.min. No answer changes: both swallow the scores whole, and equal stays equal, less stays less."""
+    if not bias.numel():
+        return bias
     peak = bias.detach().masked_fill(~kept, -torch.inf).amax(-1, keepdim=True)
     shrunk = bias.detach() * 0.25 + (bias - bias.detach())  # the gradient is not shrunk
     return torch.where(peak < -HUGE, shrunk, bias)

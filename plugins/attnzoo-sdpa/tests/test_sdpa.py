@@ -66,6 +66,12 @@ def test_the_pinned_kernel_is_the_one_that_runs(dtype, options):
         assert (CPU_FLASH in seen.names) is is_fused, f"{name} ran {sorted(seen.names)}"
 
 
+@pytest.mark.parametrize("name", ["sdpa", "sdpa_math"])
+def test_a_bias_without_keys(name):
+    q, k, bias = randn(2, 2, 6, 4), randn(2, 2, 0, 4), randn(1, 2, 6, 0)
+    assert not attnzoo.attention(q, k, k, bias=bias, backend=name).any()
+
+
 def test_rows_without_a_key_are_zero_and_send_no_gradient():
     mask = torch.ones(6, 6, dtype=torch.bool)
     mask[2] = False

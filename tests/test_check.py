@@ -151,6 +151,14 @@ def test_a_device_that_is_not_claimed_is_no_failure(tmp_path: Path) -> None:
     assert "crooked does not claim cpu: check it on cuda" in done.stderr
 
 
+def test_dtypes_that_are_not_claimed_are_no_pass(tmp_path: Path) -> None:
+    install(tmp_path, "zoo-crooked", {"crooked": "zoo_crooked"}, {"zoo_crooked": CROOKED})
+    done = check(tmp_path, "crooked", "--dtype", "float16", ATTNZOO_PLUGINS="zoo-crooked")
+    assert done.returncode == 2, done
+    assert "nothing would be judged: crooked claims none of float16 on cpu; it takes float64" in done.stderr
+    assert done.stdout == ""
+
+
 def test_without_the_packages_it_says_what_to_install(command, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "xdist" else found(name, *rest))

@@ -20,15 +20,17 @@ import pytest
 
 from attnzoo.backend import Backend
 from attnzoo.pytest_plugin import DEEP_CHUNKS, chosen_random_problems
-from attnzoo.testing.case import Case, judged_problem, run_case
+from attnzoo.testing.case import Case, Outcome, judged_problem, run_case
 from attnzoo.testing.failure import ReducedError, require
 from attnzoo.testing.journal import note
-from attnzoo.testing.problem import Problem
+from attnzoo.testing.problem import DTYPES, Problem
 from attnzoo.testing.refusals import is_refused_everywhere, unexplained_refusals
 from attnzoo.testing.subject import Subject
 from attnzoo.testing.verdict import PLAIN
 
 __all__ = ["BackendConformance"]
+
+UNASKED = Outcome("not applicable", ("only dtypes that it does not claim are asked for",))
 
 
 class BackendConformance:
@@ -87,6 +89,7 @@ class BackendConformance:
         attn_case: Case,
         subject: Subject,
         attn_device: str,
+        attn_dtypes: tuple[str, ...],
         known_failure: Callable[[str], None],
         attn_record: dict[str, Any],
         attn_repeat: Callable[..., str],
@@ -94,17 +97,18 @@ class BackendConformance:
         """One case, as `attnzoo.testing.cases` lists it."""
         known_failure(attn_case.id)
         attn_record |= _record(subject, attn_case, attn_device)
-        repeat = attn_repeat(judged_problem(subject, attn_case, attn_device), attn_case.check)
+        problem = judged_problem(subject, attn_case, attn_device)
+        repeat = attn_repeat(problem, attn_case.check)
         note(repeat)
         try:
-            outcome = run_case(subject, attn_case, attn_device)
+            outcome = run_case(subject, attn_case, attn_device) if problem.dtype in (attn_dtypes or DTYPES) else UNASKED
         except Exception as error:
             error.add_note(f"repeat: {repeat}")
             if isinstance(error, ReducedError):
                 attn_record |= {"has_backward": attn_case.judges_gradient and not error.without_grads, "without_lse": error.without_lse}
             raise
         attn_record |= {"kind": outcome.kind, "reasons": list(outcome.reasons), "without_lse": outcome.without_lse}
-        if outcome.kind in ("refused", "not applicable") and not attn_case.required:
+        if outcome.kind in ("refused", "not applicable") and (not attn_case.required or outcome is UNASKED):
             pytest.skip(f"{outcome.kind}: {'; '.join(outcome.reasons)}")
 
     def test_refusals_are_explained(self, subject: Subject, attn_device: str, attn_record: dict[str, Any]) -> None:

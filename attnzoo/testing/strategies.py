@@ -12,7 +12,10 @@ from attnzoo.testing.problem import DTYPES, Blocks, Problem, Segments, Sinks, Ta
 __all__ = ["ALL_FEATURES", "problems", "problems_of_variant"]
 
 LENGTHS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 80, 97, 127, 128, 129, 150)
-HEAD_DIMS = (1, 2, 5, 8, 16, 24, 32, 40, 64, 72, 80, 96, 128)
+LONG = ((513, 513), (8, 1030), (97, 1030), (1030, 65))
+WIDE = ((1, 4), (1, 8), (9, 1), (9, 2))
+HEAD_DIMS = (1, 2, 5, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 120, 128)
+BOUNDS = (0, 1, 5, 16, 64, 200, 300)
 STORAGES = (
     "contiguous",
     "bshd",
@@ -60,15 +63,16 @@ def problems(
     def wants(feature: str) -> bool:
         return feature in features and draw(st.booleans())
 
-    sizes = _sizes(draw, features, head_dims)
+    dtype = draw(st.sampled_from(dtypes))
+    sizes = _sizes(draw, features, head_dims, dtype)
     is_skewed = sizes["kv_len"] != sizes["q_len"]
-    made: dict[str, Any] = {**sizes, "dtype": draw(st.sampled_from(dtypes))}
+    made: dict[str, Any] = {**sizes, "dtype": dtype}
     made |= _band(draw, features, is_skewed)
     if wants("mask"):
         made["mask"] = Table(draw(st.sampled_from(MASK_KINDS)), draw(_dims()), storage=draw(st.sampled_from(TABLE_STORAGES)))
     if wants("bias"):
-        dtype = draw(st.sampled_from((None, "float32")))
-        made["bias"] = Table(draw(st.sampled_from(BIAS_KINDS)), draw(_dims()), storage=draw(st.sampled_from(TABLE_STORAGES)), dtype=dtype)
+        of_bias = draw(st.sampled_from((None, "float32")))
+        made["bias"] = Table(draw(st.sampled_from(BIAS_KINDS)), draw(_dims()), storage=draw(st.sampled_from(TABLE_STORAGES)), dtype=of_bias)
     if wants("segments"):
         made["segments"] = Segments(draw(st.sampled_from(("documents", "single", "disjoint", "negative", "interleaved", "some_empty"))))
     if wants("layout"):
@@ -88,21 +92,37 @@ def problems(
     return Problem(**made, seed=draw(SEEDS))
 
 
-def _sizes(draw: st.DrawFn, features: frozenset[str], head_dims: tuple[int, int]) -> dict[str, int]:
+def _sizes(draw: st.DrawFn, features: frozenset[str], head_dims: tuple[int, int], dtype: str) -> dict[str, int]:
     dims = [dim for dim in HEAD_DIMS if head_dims[0] <= dim <= head_dims[1]] or [head_dims[0]]
-    q_len = draw(st.sampled_from(LENGTHS))
     head_dim = draw(st.sampled_from(dims))
-    kv_heads = draw(st.integers(1, 3))
+    extent = _extent(draw, dtype)
     group = draw(st.sampled_from((1, 2, 3))) if "grouped_heads" in features else 1
     return {
-        "batch": draw(st.integers(1, 3)),
-        "q_heads": kv_heads * group,
-        "kv_heads": kv_heads,
-        "q_len": q_len,
-        "kv_len": draw(st.one_of(st.just(q_len), st.sampled_from(LENGTHS))),
+        **extent,
+        "q_heads": extent["kv_heads"] * group,
         "head_dim": head_dim,
         "value_dim": draw(st.one_of(st.just(head_dim), st.sampled_from(dims))) if "value_dim" in features else head_dim,
     }
+
+
+def _extent(draw: st.DrawFn, dtype: str, *, is_skewed: bool | None = None) -> dict[str, int]:
+    """Batch, kv heads and lengths; of sixteen problems about one is long, with a head or two, and one has many heads or batch entries.
+
+    None is long in fp64, where the rule of accuracy has no room for a long sum of equal terms, which rounds in one direction.
+
+    Args:
+        is_skewed: whether the lengths differ; None for either.
+    """
+    kind = draw(st.sampled_from((*("usual",) * 14, "wide", "wide" if dtype == "float64" else "long")))
+    if kind == "long":
+        pairs = [pair for pair in LONG if is_skewed is None or (pair[0] != pair[1]) is is_skewed]
+        q_len, kv_len = draw(st.sampled_from(pairs))
+        return {"batch": 1, "kv_heads": draw(st.integers(1, 2)), "q_len": q_len, "kv_len": kv_len}
+    batch, kv_heads = draw(st.sampled_from(WIDE)) if kind == "wide" else (draw(st.integers(1, 3)), draw(st.integers(1, 3)))
+    q_len = draw(st.sampled_from(LENGTHS))
+    same, other = st.just(q_len), st.sampled_from([length for length in LENGTHS if not is_skewed or length != q_len])
+    kv_len = draw(st.one_of(same, other) if is_skewed is None else other if is_skewed else same)
+    return {"batch": batch, "kv_heads": kv_heads, "q_len": q_len, "kv_len": kv_len}
 
 
 def _band(draw: st.DrawFn, features: frozenset[str], is_skewed: bool) -> dict[str, Any]:
@@ -114,7 +134,7 @@ def _band(draw: st.DrawFn, features: frozenset[str], is_skewed: bool) -> dict[st
     if ("causal" in features or is_skewed) and draw(st.booleans()):
         made["causal"] = True
     if "window" in features and draw(st.booleans()):
-        bound = st.one_of(st.none(), st.sampled_from((0, 1, 5, 16, 64, 200)))
+        bound = st.one_of(st.none(), st.sampled_from(BOUNDS))
         made["window"] = (draw(bound), draw(bound))
     return made
 
@@ -145,15 +165,10 @@ def _gradients(draw: st.DrawFn, features: frozenset[str], made: dict[str, Any], 
 def problems_of_variant(draw: st.DrawFn, variant: Mapping[str, str]) -> Problem:
     """Problems of one kernel variant, a value of `variants.VARIANTS`: sizes, kinds and seeds are drawn."""
     head_dim = int(variant["head_dim"])
-    q_len = draw(st.sampled_from(LENGTHS))
-    is_skewed = variant["band"] in ("top_left", "bottom_right")
-    kv_heads = draw(st.integers(1, 3))
+    extent = _extent(draw, variant["dtype"], is_skewed=variant["band"] in ("top_left", "bottom_right"))
     made: dict[str, Any] = {
-        "batch": draw(st.integers(1, 3)),
-        "q_heads": kv_heads * int(variant["group"]),
-        "kv_heads": kv_heads,
-        "q_len": q_len,
-        "kv_len": draw(st.sampled_from([length for length in LENGTHS if length != q_len])) if is_skewed else q_len,
+        **extent,
+        "q_heads": extent["kv_heads"] * int(variant["group"]),
         "head_dim": head_dim,
         "value_dim": {"same": head_dim, "narrow": max(1, head_dim // 2), "wide": min(256, head_dim + 24)}[variant["value_dim"]],
         "dtype": variant["dtype"],
@@ -180,8 +195,8 @@ def _band_of_variant(draw: st.DrawFn, band: str) -> dict[str, Any]:
     if band.startswith("causal"):
         made["causal"] = True
     if band.endswith("window"):
-        bound = st.one_of(st.none(), st.sampled_from((0, 1, 5, 16, 64, 200)))
-        made["window"] = (draw(st.sampled_from((0, 1, 5, 16, 64, 200))), draw(bound))
+        bound = st.one_of(st.none(), st.sampled_from(BOUNDS))
+        made["window"] = (draw(st.sampled_from(BOUNDS)), draw(bound))
     return made
 
 

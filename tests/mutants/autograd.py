@@ -226,7 +226,7 @@ class CacheForgetsAlignment(Mutant):
 class MaskKeptByAddress(Mutant):
     """What was made of a mask is kept by its address and shape."""
 
-    caught_by = ("T29-changed_in_place-mask-fp32", "T29-changed_in_place-mask-of-keys-bf16")
+    caught_by = ("T29-changed_in_place-mask-fp32", "T29-changed_in_place-mask-of-keys-fp16")
     passes = "T29-changed_in_place-bias-fp32"
 
     def __init__(self):
@@ -240,7 +240,7 @@ class MaskKeptByAddress(Mutant):
 class KeysKeptByAddress(Mutant):
     """k, brought to fp32, is kept by its address and shape."""
 
-    caught_by = ("T29-changed_in_place-plain-fp32", "T29-changed_in_place-grouped-bf16")
+    caught_by = ("T29-changed_in_place-plain-fp32", "T29-changed_in_place-grouped-fp16")
 
     def __init__(self):
         super().__init__()

@@ -31,7 +31,7 @@ CASES = [
             ("sinks", Problem(q_len=33, sinks=Sinks(), grads=("q", "k", "v", "sinks"))),
             ("tensor-seed", Problem(q_len=33, dropout_p=0.4, dropout_seed=5, as_tensor_seed=True)),
         )
-        for dtype in ("bfloat16", "float32")
+        for dtype in ("float16", "float32")
     ],
     *[
         Case("T29", f"threads-{name}", problem, check="threads")

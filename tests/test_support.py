@@ -67,6 +67,14 @@ def test_a_part_of_the_suite_is_called_one() -> None:
     assert part.title == "mine (cuda) sample of 20 float16"
 
 
+def test_cases_judged_without_their_lse_are_shown_where_there_are_any() -> None:
+    assert "without the lse" not in support_section([certificate()])
+    rows = support_section([certificate(), certificate("wrapper", without_lse=2)]).splitlines()
+    assert "| of these, without the lse | 0 | 2 |" in rows
+    page = fill("<!-- certificates:begin -->\n<!-- certificates:end -->", [certificate(without_lse=2)], "it")
+    assert "; 2 of them judged without the lse." in page
+
+
 def test_two_certificates_of_one_backend_and_device_are_refused() -> None:
     with pytest.raises(ValueError, match=r"several certificates of mine \(cpu\)"):
         ordered([certificate(), certificate(verdict="FAILED")])

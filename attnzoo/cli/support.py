@@ -80,6 +80,8 @@ def table(certificates: Sequence[Certificate]) -> Section:
     rows = [(name, *verdicts.values()) for name, verdicts in matrix(certificates).items()]
     rows.append(("cases passed", *[str(certificate.counts["passed"]) for certificate in certificates]))
     rows.append(("cases passed, forward only", *[str(certificate.counts["forward only"]) for certificate in certificates]))
+    if any(certificate.without_lse for certificate in certificates):
+        rows.append(("of these, without the lse", *[str(certificate.without_lse) for certificate in certificates]))
     rows.append(("cases refused", *[str(certificate.counts["refused"]) for certificate in certificates]))
     rows.append(("cases failed", *[str(certificate.counts["failed"]) for certificate in certificates]))
     return Section("", ("feature", *[certificate.title for certificate in certificates]), rows)
@@ -130,6 +132,7 @@ def _details(certificate: Certificate) -> str:
     run = certificate.run
     versions = ", ".join(f"{package} {version}" for package, version in certificate.versions.items())
     counts = ", ".join(f"{count} {kind}" for kind, count in certificate.counts.items())
+    counts += f"; {certificate.without_lse} of them judged without the lse" if certificate.without_lse else ""
     failed = [(f"`{failure['case']}`", failure["error"], f"`{failure['repeat']}`") for failure in certificate.failures]
     tables = [
         _counted("reason of a refusal", certificate.refusals),

@@ -9,10 +9,9 @@ from fnmatch import fnmatch
 from multiprocessing import get_context
 from typing import Any
 
-import flash_gpu
 import torch
-from block_sparse_inputs import random_blocks
-from flash_gpu import TOLERANCE, values_and_grads, worst_error
+from block_sparse_inputs import DEVICE, random_blocks
+from flash_calls import TOLERANCE, values_and_grads, worst_error
 from torch import Tensor
 
 from attnzoo import BlockLayout, layouts
@@ -31,8 +30,8 @@ def sparse_rows(length: int) -> Tensor:
 
 
 def feature_cases() -> dict[str, dict[str, Any]]:
-    """Layout by a function of the length, and options as in `flash_gpu.feature_cases`."""
-    ids = torch.tensor([[0] * 130 + [1] * 150 + [-7] * 53, [3] * 333], device=flash_gpu.DEVICE)
+    """Layout by a function of the length, and options as in `flash_cases.FEATURES`."""
+    ids = torch.tensor([[0] * 130 + [1] * 150 + [-7] * 53, [3] * 333], device=DEVICE)
     sized = {
         f"random-{m}x{n}": {"layout": lambda S, m=m, n=n: random_blocks(1, 1, S, (m, n))}
         for m, n in ((16, 16), (32, 64), (64, 32), (64, 64), (128, 128), (256, 256), (64, 128), (48, 16), (20, 24), (256, 64))
@@ -95,14 +94,13 @@ def check_feature(name: str, dtype: torch.dtype) -> float:
     options = dict(feature_cases()[name])
     S, D, Hkv = options.pop("S", 333), options.pop("D", 32), options.pop("Hkv", 2)
     Dv = options.pop("Dv", D)
-    device = flash_gpu.DEVICE
-    generator = torch.Generator(device).manual_seed(len(name))
+    generator = torch.Generator(DEVICE).manual_seed(len(name))
 
     def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, device=device, generator=generator)
+        return torch.randn(shape, device=DEVICE, generator=generator)
 
     tensors = {"q": randn(2, 4, S, D).to(dtype), "k": randn(2, Hkv, S, D).to(dtype), "v": randn(2, Hkv, S, Dv).to(dtype)}
-    options["layout"] = options["layout"](S).to(device)
+    options["layout"] = options["layout"](S).to(DEVICE)
     if "mask" in options:
         tensors["mask"] = randn(*options.pop("mask")) < 0.3
     if "bias" in options:

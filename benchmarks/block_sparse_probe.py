@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from block_sparse_inputs import qkv, random_blocks
-from flash_gpu import attend, require, worst_error
+from flash_calls import attend, require, worst_error
 from torch import Tensor
 
 from attnzoo import BlockLayout, layouts

@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import flash_gpu
 import torch
 from block_sparse_inputs import HEADS, qkv
-from flash_gpu import attend, in_parallel, time_ms
+from card_bursts import time_ms
+from flash_calls import attend
+from flash_compile import in_parallel
 from torch import Tensor
 
 from attnzoo import layouts
@@ -33,7 +34,7 @@ CANDIDATES: dict[str, dict[int, list[tuple[int, int, int, int]]]] = {
 }
 
 
-def run_of(kernel: str, dim: int, tile: tuple[int, ...], length: int = 8192) -> Callable[[], Any]:
+def run_of(kernel: str, dim: int, tile: tuple[int, ...], device: str, length: int = 8192) -> Callable[[], Any]:
     """A closure that runs one kernel under one tile over random blocks."""
     from attnzoo.backends.block_sparse_triton import backward_keys, backward_queries, forward
     from attnzoo.backends.block_sparse_triton.launch import SMALLER, SparseProblem
@@ -44,7 +45,6 @@ def run_of(kernel: str, dim: int, tile: tuple[int, ...], length: int = 8192) -> 
     table.HOPPER[kernel] = {256: table.Tile(*tile)}
     table.tile_for.cache_clear()
     problem.facts_of.cache_clear()
-    device = flash_gpu.DEVICE
     length, heads = (length, HEADS) if device == "cuda" else (512, 2)
     q, k, v, g = [torch.randn(1, length, heads, dim, device=device).to(torch.bfloat16).transpose(1, 2) for _ in range(4)]
     layout = layouts.random(length, density=0.25, block=128, device=device)
@@ -60,12 +60,8 @@ def run_of(kernel: str, dim: int, tile: tuple[int, ...], length: int = 8192) -> 
     }[kernel]
 
 
-def compile_tile(kernel: str, dim: int, tile: tuple[int, ...]) -> str:
-    try:
-        run_of(kernel, dim, tile)()
-    except Exception as failure:
-        return f"compiling {kernel} {dim} {tile}: {type(failure).__name__} {str(failure)[:300]}"
-    return ""
+def compile_tile(kernel: str, dim: int, tile: tuple[int, ...]) -> None:
+    run_of(kernel, dim, tile, "cpu")()
 
 
 def tune(save: Callable[[str, Any], None]) -> None:
@@ -81,7 +77,7 @@ def tune(save: Callable[[str, Any], None]) -> None:
         found = []
         for _, _, tile in group:
             try:
-                found.append((time_ms(run_of(kernel, dim, tile), rounds=3, budget_ms=10.0), tile))
+                found.append((time_ms(run_of(kernel, dim, tile, "cuda"), rounds=3, budget_ms=10.0), tile))
             except Exception as failure:
                 print(kernel, dim, tile, type(failure).__name__, str(failure)[:80])
         found.sort()

@@ -58,6 +58,17 @@ class CausalLostFromRow320(Mutant):
         return super().band(spec, inputs) | late if spec.causal and spec.window is None else super().band(spec, inputs)
 
 
+class CausalLostFromRow320ForGroups(Mutant):
+    """Where heads are grouped, causal has no effect from query 320 on."""
+
+    caught_by = ("T19-long-heads-4-2-causal-fp32", "T19-long-heads-4-2-value-dim-fp32", "T11-long-head-dim-128-fp16")
+    passes = "T06-long-causal-513-fp32"
+
+    def band(self, spec, inputs):
+        late = torch.arange(spec.q_len)[:, None] >= 320
+        return super().band(spec, inputs) | late if spec.causal and spec.group > 1 else super().band(spec, inputs)
+
+
 class WindowClamped(Mutant):
     """A bound of a window is at most 255."""
 

@@ -1,7 +1,7 @@
-"""Long and wide calls of T06, T10, T16 to T18, T20, T22 and T23: lengths, batches and bounds beyond those of any one tile or walk.
+"""Long and wide calls of T06, T08, T10, T11, T16 to T20, T22 and T23: lengths, batches and bounds beyond those of any one tile or walk.
 
-Kernels clamp, wrap and split at 256, 512 or 1024, and index few heads at a time. Where a length is long there is one head or
-two and a narrow head dim, so that the float64 truth stays small.
+Kernels clamp, wrap and split at 256, 512 or 1024, and index few heads at a time. Where a length is long the heads are few
+and, but for T11, narrow, so that the float64 truth stays small.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from attnzoo.testing.case import Case
-from attnzoo.testing.problem import Blocks, Problem, Segments, Table, short_dtype
+from attnzoo.testing.problem import Blocks, Problem, Segments, Sinks, Table, short_dtype
 
 ONE: dict[str, Any] = {"batch": 1, "q_heads": 1, "head_dim": 16}
 TWO: dict[str, Any] = {"batch": 1, "q_heads": 2, "head_dim": 16}
@@ -142,5 +142,41 @@ CASES = [
             ("window-bias-softcap", {"window": (300, 256), "bias": Table("random", "qk"), "softcap": 3.0, "grads": WITH_BIAS}),
             ("causal-layout-dropout", {"causal": True, "layout": Blocks("random", (64, 64)), "dropout_p": 0.3, "dropout_seed": 4}),
         )
+    ],
+    *[
+        Case(
+            "T19",
+            f"long-heads-4-2-{name}-{short_dtype(dtype)}",
+            Problem(batch=2, q_heads=4, kv_heads=2, q_len=513, head_dim=16, dtype=dtype, **options),
+        )
+        for name, dtype, options in (
+            ("full", "float32", {}),
+            ("causal", "float32", {"causal": True}),
+            ("causal", "float16", {"causal": True}),
+            ("window", "float32", {"window": (300, 20)}),
+            ("mask", "float32", {"mask": Table("random", "bhqk")}),
+            ("bias", "float32", {"bias": Table("random", "1hqk"), "grads": WITH_BIAS}),
+            ("dropout", "float32", {"dropout_p": 0.3, "dropout_seed": 4}),
+            ("sinks-lse", "float32", {"sinks": Sinks(), "grads": ("q", "k", "v", "sinks"), **LSE}),
+            ("softcap", "float32", {"softcap": 2.0}),
+            ("segments", "float16", {"segments": Segments("interleaved")}),
+            ("value-dim", "float32", {"value_dim": 24, "causal": True}),
+        )
+    ],
+    *[
+        Case(
+            "T11",
+            f"long-head-dim-{head_dim}-{short_dtype(dtype)}",
+            Problem(batch=1, q_heads=2, kv_heads=1, q_len=513, head_dim=head_dim, causal=True, dtype=dtype),
+        )
+        for head_dim, dtype in ((64, "float16"), (96, "float32"), (128, "bfloat16"), (128, "float16"))
+    ],
+    *[
+        Case(
+            "T08",
+            f"long-all-{storage}-{short_dtype(dtype)}",
+            Problem(batch=2, q_heads=2, q_len=513, kv_len=600, head_dim=16, storage=(storage,) * 3, grad_storage=storage, dtype=dtype),
+        )
+        for storage, dtype in (("bshd", "float32"), ("bshd", "float16"), ("slack", "float32"))
     ],
 ]

@@ -58,7 +58,7 @@ def test_a_wrong_backend_is_said(load, monkeypatch):
     class Wrong(Naive):
         def attend(self, spec, inputs):
             o, lse = super().attend(spec, inputs)
-            return o * 1.001, lse
+            return o * 1.0001, lse
 
     check = load("flash_check")
     names, dtypes = ("short", "sinks"), (torch.float32, torch.bfloat16)
@@ -72,6 +72,14 @@ def test_a_wrong_backend_is_said(load, monkeypatch):
         "unknown torch.float32",
         "unknown torch.bfloat16",
     ]
+
+
+def test_nan_and_a_wrong_infinity_are_the_worst_errors(load):
+    worst_error = load("flash_calls").worst_error
+    truth = torch.tensor([1.0, -torch.inf])
+    assert worst_error([truth], [truth]) == 0.0
+    assert worst_error([torch.tensor([torch.nan, -torch.inf])], [truth]) == float("inf")
+    assert worst_error([torch.tensor([1.0, -1e30])], [truth]) == float("inf")
 
 
 def test_nan_stops_the_variants(load):

@@ -95,16 +95,6 @@ class CounterWithinTile(Mutant):
         return super().kept_by_dropout(spec, seed)[..., torch.arange(spec.kv_len) % 64]
 
 
-class CounterWrapsAt512(Mutant):
-    """The counter of keys is one of 9 bits."""
-
-    caught_by = ("T22-long-dropout-513x600-fp32", "T22-long-dropout-40x1025-fp16")
-    passes = "T22-dropout-long-fp32"
-
-    def kept_by_dropout(self, spec, seed):
-        return super().kept_by_dropout(spec, seed)[..., torch.arange(spec.kv_len) % 512]
-
-
 class DropoutLostUnderWindow(Mutant):
     """With a window, nothing is dropped."""
 

@@ -204,16 +204,6 @@ class StridesOfGradientIgnoredForGroups(Mutant):
         return super().backward(spec, inputs, o, lse, grad_o, grad_lse)
 
 
-class QueryGradientOfEightBatches(GradientMutant):
-    """dQ beyond the eighth batch entry is 0."""
-
-    caught_by = ("T10-batch-of-9-full-fp32", "T10-batch-of-9-causal-bf16")
-    passes = "T22-dropout-batch-and-heads-fp32"
-
-    def spoil(self, spec, inputs, grads):
-        return grads if grads.q is None else replace(grads, q=grads.q * (torch.arange(spec.batch) < 8)[:, None, None, None])
-
-
 class KeyGradientDroppedForSelf(GradientMutant):
     """Where q and k are one tensor, dK is 0."""
 

@@ -20,18 +20,6 @@ class StridesIgnored(Mutant):
         return super().queries(spec, replace(inputs, q=inputs.q.as_strided(inputs.q.shape, contiguous)))
 
 
-class StridesIgnoredInLongCalls(Mutant):
-    """From 512 queries on, q is read as if it were contiguous."""
-
-    caught_by = ("T08-long-all-bshd-fp32", "T08-long-all-slack-fp32")
-    passes = "T08-all-bshd-fp32"
-
-    def queries(self, spec, inputs):
-        contiguous = torch.empty(inputs.q.shape, device="meta").stride()
-        is_long = spec.q_len >= 512
-        return super().queries(spec, replace(inputs, q=inputs.q.as_strided(inputs.q.shape, contiguous)) if is_long else inputs)
-
-
 class StridesOfKForV(Mutant):
     """v is read with the strides of k."""
 

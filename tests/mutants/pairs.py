@@ -47,39 +47,6 @@ class CausalOffByOne(Mutant):
         return spec.diagonal - 1 if spec.causal else spec.diagonal
 
 
-class CausalLostFromRow320(Mutant):
-    """From query 320 on, causal has no effect."""
-
-    caught_by = ("T06-long-causal-513-fp32", "T06-long-causal-1025-fp16", "T06-long-causal-top_left-1025x513")
-    passes = "T06-causal-square-130-fp32"
-
-    def band(self, spec, inputs):
-        late = torch.arange(spec.q_len)[:, None] >= 320
-        return super().band(spec, inputs) | late if spec.causal and spec.window is None else super().band(spec, inputs)
-
-
-class CausalLostFromRow320ForGroups(Mutant):
-    """Where heads are grouped, causal has no effect from query 320 on."""
-
-    caught_by = ("T19-long-heads-4-2-causal-fp32", "T19-long-heads-4-2-value-dim-fp32", "T11-long-head-dim-128-fp16")
-    passes = "T06-long-causal-513-fp32"
-
-    def band(self, spec, inputs):
-        late = torch.arange(spec.q_len)[:, None] >= 320
-        return super().band(spec, inputs) | late if spec.causal and spec.group > 1 else super().band(spec, inputs)
-
-
-class WindowClamped(Mutant):
-    """A bound of a window is at most 255."""
-
-    caught_by = ("T20-long-window-256-256-of-1025-fp32", "T20-long-causal-window-256-of-513", "T20-long-decode-left-300-fp16")
-    passes = "T20-decode-left-256-fp32"
-
-    def misread(self, spec, inputs):
-        window = tuple(bound if bound is None else min(bound, 255) for bound in spec.window or (None, None))
-        return replace(spec, window=window), inputs
-
-
 class WindowIgnored(Mutant):
     """window has no effect."""
 
@@ -187,16 +154,6 @@ class MaskOfFirstHead(Mutant):
         return mask[:, :1]
 
 
-class MaskOfBatchModulo4(Mutant):
-    """Batch entry b reads the mask of entry b % 4."""
-
-    caught_by = ("T17-wide-mask-bhqk-fp32", "T17-wide-mask-b11k-bf16")
-    passes = "T17-mask-bhqk-fp32"
-
-    def mask(self, spec, mask):
-        return mask[torch.arange(mask.shape[0]) % 4]
-
-
 class MaskLostUnderDeterministic(Mutant):
     """With deterministic=True, the mask has no effect."""
 
@@ -251,17 +208,6 @@ class BiasOfFirstHeadForOneQuery(Mutant):
         if inputs.bias is None or spec.q_len != 1:
             return spec, inputs
         return spec, replace(inputs, bias=inputs.bias[:, :1].expand(inputs.bias.shape))
-
-
-class BiasLostInSplitDecode(Mutant):
-    """With at most 8 queries and at least 512 keys, which a kernel splits, the bias has no effect."""
-
-    caught_by = ("T16-long-bias-8x600", "T16-long-bias-1x1025")
-    passes = "T16-bias-single-query-per-head"
-
-    def misread(self, spec, inputs):
-        is_split = inputs.bias is not None and spec.q_len <= 8 and spec.kv_len >= 512
-        return spec, replace(inputs, bias=torch.zeros_like(inputs.bias)) if is_split else inputs
 
 
 class SegmentsIgnored(Mutant):

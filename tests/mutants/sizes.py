@@ -49,17 +49,6 @@ class HeadDimCut(Mutant):
         return self.queries(spec, inputs)[..., :64] @ self.keys(spec, inputs)[..., :64].mT
 
 
-class KeysBeyond1024Skipped(Mutant):
-    """With more than 8 queries, keys beyond the first 1024 are left out."""
-
-    caught_by = ("T10-long-full-1025-fp32", "T10-long-lengths-70x2049-fp16", "T10-long-lengths-513x1025-fp32")
-    passes = "T12-grid-many-keys"
-
-    def band(self, spec, inputs):
-        early = torch.arange(spec.kv_len) < 1024
-        return super().band(spec, inputs) & early if spec.q_len > 8 else super().band(spec, inputs)
-
-
 class HeadDimOfEightsCut(Mutant):
     """Head dims between the usual ones, 48, 56, 88 and 120, lose their last 8 channels."""
 

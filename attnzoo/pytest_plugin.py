@@ -200,10 +200,15 @@ def chosen_random_problems(config: pytest.Config) -> list[str]:
     return [f"variant-{place}" for place in range(len(VARIANTS))] + named
 
 
+def shares_cores(config: pytest.Config) -> bool:
+    """Whether this is one of several workers, which fight for the cores, and OMP_NUM_THREADS does not say how many threads it has."""
+    return getattr(config, "workerinput", {}).get("workercount", 1) > 1 and "OMP_NUM_THREADS" not in os.environ
+
+
 @pytest.fixture(scope="session")
 def attn_threads(request: pytest.FixtureRequest) -> None:
-    """One thread for each of several workers, which else fight for the cores, unless OMP_NUM_THREADS says how many."""
-    if getattr(request.config, "workerinput", {}).get("workercount", 1) > 1 and "OMP_NUM_THREADS" not in os.environ:
+    """torch on one thread where workers share the cores."""
+    if shares_cores(request.config):
         import torch
 
         torch.set_num_threads(1)

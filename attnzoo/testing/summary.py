@@ -61,7 +61,7 @@ def _name_in(parameters: str) -> str:
 def lines(certificate: Certificate) -> list[str]:
     """The counts, a line for each feature, for random problems and for other tests, and the families that failed."""
     counts = ", ".join(f"{count} {kind}" for kind, count in certificate.counts.items() if count)
-    apart = f" ({certificate.without_lse} of them without the lse)" if certificate.without_lse else ""
+    apart = f"; {certificate.without_lse} judged without the lse" if certificate.without_lse else ""
     verdict = "nothing was judged" if certificate.is_empty else certificate.verdict
     text = [f"{certificate.backend}: {verdict}, {counts or 'no cases'}{apart}"]
     for feature, directions in certificate.features.items():

@@ -91,14 +91,13 @@ def test_one_that_can_be_called_once_costs_its_own_cells_alone(cells):
 def test_flex_is_compiled_so_that_its_backward_runs_twice(cells, monkeypatch):
     import torch._functorch.config as functorch
 
-    monkeypatch.setattr(functorch, "donated_buffer", True)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", torch._dynamo.config.recompile_limit)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     peers = sys.modules["block_sparse_peers"]
     peers.compiled_flex.cache_clear()
-    peers.compiled_flex()
+    with functorch.patch(donated_buffer=True), torch._dynamo.config.patch(recompile_limit=8):  # what it sets is undone here
+        peers.compiled_flex()
+        assert functorch.donated_buffer is False
     peers.compiled_flex.cache_clear()
-    assert functorch.donated_buffer is False
 
 
 def test_a_wrong_contender_and_one_that_fails_are_not(cells):

@@ -18,6 +18,8 @@ PROCESSES = (  # one process a line
     ("80-64-64-causal", "80-128-128-random", "100-128-128-causal"),
 )
 
+ROWS_OF_WGMMA = 64
+
 # Bytes of stack that may be used under Triton 3.6 and 3.7, kernel -> bytes; "*" for every kernel of the call. None elsewhere.
 SPILLS: dict[str, dict[str, int]] = {
     "90-128-128-random": {"backward_keys": 64},
@@ -25,6 +27,7 @@ SPILLS: dict[str, dict[str, int]] = {
     "90-128-128-grouped": {"backward_keys": 96},
     "90-128-128-featured": {"*": 640},
     "90-64-128-fp32": {"backward_keys": 320},
+    "80-32-16-featured": {"backward_keys": 32},
     "80-64-64-causal": {"backward_keys": 32},
     "80-128-128-random": {"forward": 32},
     "100-128-128-causal": {"forward": 160},
@@ -46,10 +49,11 @@ def test_kernels_compile_tight(names: tuple[str, ...]) -> None:
 
 def problems_of(name: str, kernel: str, facts: dict[str, Any]) -> list[str]:
     """What is wrong with a compiled kernel."""
-    capability, _, _, variant = name.split("-")
+    capability, _, block, variant = name.split("-")
     allowed = SPILLS.get(name, {})
     spill = allowed.get(kernel, allowed.get("*", 0))
-    return triton_problems(kernel, facts, capability=capability, variant=variant, spill=spill)
+    instruction = "HMMA" if int(block) < ROWS_OF_WGMMA else ""
+    return triton_problems(kernel, facts, capability=capability, variant=variant, spill=spill, instruction=instruction)
 
 
 def test_problems_are_seen() -> None:

@@ -72,7 +72,7 @@ def _key(q: Tensor, k: Tensor, v: Tensor, window: Window | None, *options: objec
     if window is not None:
         if type(window) is not tuple:
             return None
-        options += window
+        options += window  # for their types; the window itself tells () from None
     types = tuple([type(option) for option in options])
     if not SIMPLE.issuperset(types):
         return None
@@ -80,5 +80,5 @@ def _key(q: Tensor, k: Tensor, v: Tensor, window: Window | None, *options: objec
         q.shape, q.stride(), q.dtype, device, q.requires_grad,
         k.shape, k.stride(), k.dtype, k.device, k.requires_grad,
         v.shape, v.stride(), v.dtype, v.device, v.requires_grad,
-        options, types, torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
+        window, options, types, torch.is_grad_enabled(), torch.are_deterministic_algorithms_enabled(),
     )  # fmt: skip

@@ -63,6 +63,8 @@ def test_it_is_the_validators(name: str) -> None:
         ({"causal": False}, {"causal": 0}),
         ({"return_lse": True}, {"return_lse": 1.0}),
         ({"deterministic": True}, {"deterministic": 1}),
+        ({}, {"window": ()}),
+        ({}, {"window": False}),
         ({"window": (1, 1)}, {"window": (True, 1)}),
         ({"window": (1, 1)}, {"window": (1.0, 1)}),
         ({"window": (1, 1)}, {"window": [1, 1]}),

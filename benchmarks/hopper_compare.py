@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from block_sparse_peers import compiled_flex
 from hopper_gpu import relative, spot_check, visible_pairs
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -120,14 +121,6 @@ def fa2(cell: Cell, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         q, k, v, None, None, s, s, 0.0, False, False, window_size_left=cell.window, window_size_right=0
     )
     return out[0].transpose(1, 2)
-
-
-@cache
-def compiled_flex() -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
-
-    torch._dynamo.config.cache_size_limit = 256
-    return torch.compile(flex_attention, dynamic=False)
 
 
 @cache

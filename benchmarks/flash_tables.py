@@ -6,14 +6,12 @@ python benchmarks/flash_tables.py            write it into docs/flash.md, betwee
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "h200" / "flash.json"
-PAGE = ROOT / "docs" / "flash.md"
-BEGIN, END = "<!-- measured:begin -->", "<!-- measured:end -->"
+import pages
+
+MEASURED = pages.RESULTS / "flash.json"
 BACKENDS = ("flash", "flex", "fa2", "cudnn")
 
 
@@ -103,9 +101,7 @@ def measured(results: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n\n{measured(json.loads(RESULTS.read_text()))}\n\n{END}{after}")
+    pages.write("flash.md", measured(json.loads(MEASURED.read_text())))
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from block_sparse_inputs import HEADS, qkv
 from card_bursts import time_ms
 from flash_calls import attend
 from flash_compile import in_parallel
+from flash_tune import forget_tiles, kernels_alone
 from torch import Tensor
 
 from attnzoo import layouts
@@ -38,26 +39,17 @@ def run_of(kernel: str, dim: int, tile: tuple[int, ...], device: str, length: in
     """A closure that runs one kernel under one tile over random blocks."""
     from attnzoo.backends.block_sparse_triton import backward_keys, backward_queries, forward
     from attnzoo.backends.block_sparse_triton.launch import SMALLER, SparseProblem
-    from attnzoo.backends.triton import problem, table
-    from attnzoo.backends.triton.delta import RowStatistics
+    from attnzoo.backends.triton import table
 
     SMALLER.clear()
     table.HOPPER[kernel] = {256: table.Tile(*tile)}
-    table.tile_for.cache_clear()
-    problem.facts_of.cache_clear()
+    forget_tiles()
     length, heads = (length, HEADS) if device == "cuda" else (512, 2)
     q, k, v, g = [torch.randn(1, length, heads, dim, device=device).to(torch.bfloat16).transpose(1, 2) for _ in range(4)]
     layout = layouts.random(length, density=0.25, block=128, device=device)
     spec = AttentionSpec.of(q, k, v, layout=layout)
     call = SparseProblem(spec, AttentionInputs.of(spec, q, k, v, layout=layout))
-    lse = torch.full((1, heads, length), 8.0, device=device)
-    stats = RowStatistics(lse, torch.zeros_like(lse), None)
-    o, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
-    return {
-        "forward": lambda: forward.forward(call, o, lse),
-        "backward_keys": lambda: backward_keys.backward_keys(call, g, stats, dk, dv),
-        "backward_queries": lambda: backward_queries.backward_queries(call, g, stats, o),
-    }[kernel]
+    return kernels_alone((forward, backward_keys, backward_queries), call, g)[kernel]
 
 
 def compile_tile(kernel: str, dim: int, tile: tuple[int, ...]) -> None:

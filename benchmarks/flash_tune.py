@@ -13,6 +13,7 @@ import torch
 from card_bursts import time_ms
 from flash_calls import TOKENS, WIDTH, flops
 from flash_compile import in_parallel
+from torch import Tensor
 
 from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
@@ -100,20 +101,28 @@ def forget_tiles() -> None:
 def run_of(kernel: str, dim: int, causal: bool, sizes: tuple[int, int, int], device: str) -> Callable[[], Any]:
     """A closure that runs one kernel alone; sizes: batch, heads, length. The tile is what the table says now."""
     from attnzoo.backends.triton import backward_keys, backward_queries, forward, problem
-    from attnzoo.backends.triton.delta import RowStatistics
 
     batch, heads, length = sizes
     q, k, v, g = [torch.randn(batch, length, heads, dim, device=device).to(torch.bfloat16).transpose(1, 2) for _ in range(4)]
     spec = AttentionSpec.of(q, k, v, causal=causal)
     call = problem.Problem(spec, AttentionInputs.of(spec, q, k, v))
-    lse = torch.full((batch, heads, length), 8.0, device=device)
+    return kernels_alone((forward, backward_keys, backward_queries), call, g)[kernel]
+
+
+def kernels_alone(modules: tuple[Any, Any, Any], call: Any, g: Tensor) -> dict[str, Callable[[], Any]]:
+    """Each kernel of a Problem by itself: those of the modules forward, backward_keys and backward_queries; row statistics are made up."""
+    from attnzoo.backends.triton.delta import RowStatistics
+
+    forward, backward_keys, backward_queries = modules
+    inputs = call.inputs
+    lse = torch.full(inputs.q.shape[:-1], 8.0, device=g.device)
     stats = RowStatistics(lse, torch.zeros_like(lse), None)
-    o, dk, dv = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    o, dk, dv = [torch.empty_like(tensor) for tensor in (inputs.q, inputs.k, inputs.v)]
     return {
         "forward": lambda: forward.forward(call, o, lse),
         "backward_keys": lambda: backward_keys.backward_keys(call, g, stats, dk, dv),
         "backward_queries": lambda: backward_queries.backward_queries(call, g, stats, o),
-    }[kernel]
+    }
 
 
 def adopt(rows: list[tuple[str, int, bool, Found]]) -> None:

@@ -3,9 +3,10 @@
     python benchmarks/io_gpu.py compile --processes 12             fills the compilers' caches for what follows
     python benchmarks/io_gpu.py measure --output results.json      every case under ncu; needs ncu and its counters
     python benchmarks/io_gpu.py paper --output results.json        GPT-2 medium's attention: ms of eager, flash and SDPA
+    python benchmarks/io_gpu.py paper_bytes --output results.json  its eager and flash under ncu
     python benchmarks/io_gpu.py tiles --output results.json        the forward's time against its tile, portable kernel
 
-`run CASE...` is what `measure` puts under ncu. Results are merged into the file, as they come.
+`run CASE...` is what `measure` and `paper_bytes` put under ncu. Results are merged into the file, as they come.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ CASES = {
     for direction in ("forward", "both")
 }
 GPT2 = Workload(64, 16, 16, 1024, 1024, 64, "float16", direction="both", device="cuda")
+EAGER = "eager, with mask and dropout"
+PAPER = {"paper-flash": "flash", "paper-eager": EAGER}
+"""Name under ncu -> name in the results."""
 TILES = tuple(
     Tile(m, n, warps, 2) for m, n, warps in ((16, 16, 4), (32, 32, 4), (64, 32, 4), (64, 64, 4), (128, 64, 8), (128, 128, 8), (256, 64, 8))
 )
@@ -74,7 +78,7 @@ TILED = dense(8192, "forward", head_dim=64)
 def run(names: list[str]) -> None:
     """One call of each case, between the marks that ncu waits for."""
     for name in names:
-        call = prepared_of(CASES[name]).call()
+        call = call_of(name)
         for _ in range(2):
             call()
         torch.cuda.synchronize()
@@ -83,6 +87,13 @@ def run(names: list[str]) -> None:
         call()
         torch.cuda.synchronize()
         torch.cuda.cudart().cudaProfilerStop()
+
+
+def call_of(name: str) -> Callable[[], object]:
+    """Of a case, or of the paper's shape."""
+    if name in CASES:
+        return prepared_of(CASES[name]).call()
+    return eager() if PAPER[name] == EAGER else prepared_of(Case(PAPER[name], GPT2)).call()
 
 
 def prepared_of(case: Case) -> Prepared:
@@ -103,6 +114,20 @@ def measure(names: list[str], seconds: float = 120.0) -> Found:
         for place, name in enumerate(group):
             found = summary(prediction(CASES[name]), kernels[place] if place < len(kernels) else [])
             yield name, found | ({} if found["kernels"] else {"problem": problem})
+
+
+def paper_bytes(seconds: float = 120.0) -> Found:
+    """Predicted and counted bytes of GPT-2 medium's attention: what the paper counted is `measured_dram`."""
+    accounts = paper_accounts()
+    kernels, problem = under_ncu(list(PAPER), io_ncu.known_metrics(), seconds)
+    for place, name in enumerate(PAPER.values()):
+        found = summary(accounts[name], kernels[place] if place < len(kernels) else [])
+        yield name, found | ({} if found["kernels"] else {"problem": problem})
+
+
+def paper_accounts() -> dict[str, Traffic]:
+    spec = GPT2.spec()
+    return {"flash": of_kernels(spec), EAGER: of_standard(spec, has_mask_and_dropout=True)}
 
 
 def under_ncu(names: list[str], metrics: frozenset[str], seconds: float) -> tuple[list[list[dict[str, Any]]], str]:
@@ -148,13 +173,12 @@ def paper() -> Found:
             calls[name] = prepared.call()
         except Exception as error:
             yield name, {"error": f"{type(error).__name__}: {str(error)[:200]}"}
-    calls["eager, with mask and dropout"] = eager()
+    calls[EAGER] = eager()
     times: dict[str, list[float]] = {name: [] for name in calls}
     for _ in range(5):
         for name, call in calls.items():
             times[name].append(statistics.median(burst(call, CUDA, seconds=0.1, is_cold=True)))
-    spec = GPT2.spec()
-    accounts = {"flash": of_kernels(spec), "eager, with mask and dropout": of_standard(spec, has_mask_and_dropout=True)}
+    accounts = paper_accounts()
     for name, rounds in times.items():
         account = accounts.get(name)
         known = {} if account is None else {"gflop": account.flops / 1e9, "l2_gb": account.moved / 1e9}
@@ -164,7 +188,7 @@ def paper() -> Found:
 def eager() -> Callable[[], object]:
     """The paper's baseline: scores, causal mask, softmax, dropout and the product, each a kernel, fp16."""
     q, k, v, grad_o = GPT2.tensors()
-    hidden = ~torch.ones(GPT2.length, GPT2.length, dtype=torch.bool, device="cuda").tril()
+    hidden = ~torch.ones(GPT2.length, GPT2.length, dtype=torch.bool, device=q.device).tril()
 
     def call() -> object:
         scores = (q @ k.mT * GPT2.head_dim**-0.5).masked_fill(hidden, -torch.inf)
@@ -243,15 +267,24 @@ def keep(output: Path | None, part: str, found: Found) -> None:
             os.replace(draft, output)
 
 
+PARTS: dict[str, Callable[[argparse.Namespace], Found]] = {
+    "measure": lambda asked: measure(asked.cases, asked.timeout),
+    "paper": lambda asked: paper(),
+    "paper_bytes": lambda asked: paper_bytes(asked.timeout),
+    "tiles": lambda asked: tiles(),
+}
+"""What is measured, by its name in the results."""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=("compile", "run", "measure", "paper", "tiles"))
+    parser.add_argument("part", choices=("compile", "run", *PARTS))
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for the cases of one length under ncu")
     asked = parser.parse_args()
-    unknown = sorted(set(asked.cases) - CASES.keys())
+    unknown = sorted(set(asked.cases) - CASES.keys() - PAPER.keys())
     if unknown:
         parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")
     if asked.part == "run":
@@ -259,9 +292,7 @@ def main() -> None:
     elif asked.part == "compile":
         compile_all(asked.processes)
     else:
-        keep(
-            asked.output, asked.part, {"measure": lambda: measure(asked.cases, asked.timeout), "paper": paper, "tiles": tiles}[asked.part]()
-        )
+        keep(asked.output, asked.part, PARTS[asked.part](asked))
 
 
 if __name__ == "__main__":

@@ -38,7 +38,9 @@ def measured(results: dict[str, Any]) -> str:
         ]
     if results.get("paper"):
         parts += ["GPT-2 medium's attention, fp16, forward and backward, beside the paper's A100:", papers(results["paper"])]
-        parts += [why(results["paper"], machine["ceilings"])]
+        parts += [why(results["paper"], machine["ceilings"], results.get("paper_bytes", {}))]
+    if results.get("paper_bytes"):
+        parts += ["The same shape's bytes, counted by ncu, GB:", paper_counted(results["paper_bytes"])]
     if results.get("tiles"):
         parts += ["The portable forward at S = 8192, D = 64, 16 heads, by its tile:", tiles(results["tiles"])]
         parts += [turn(results["tiles"])]
@@ -85,7 +87,20 @@ def beyond(cases: dict[str, dict[str, Any]]) -> str:
     return "Device memory, beyond 3 times what must move: " + " ".join(said) if said else ""
 
 
-def why(found: dict[str, dict[str, Any]], ceilings: dict[str, float]) -> str:
+def paper_counted(found: dict[str, dict[str, Any]]) -> str:
+    """A row an attention: to and from L2 and in device memory, beside what the paper counted of the latter."""
+    rows = []
+    for name, each in found.items():
+        if each["measured_l2"] is None and each["measured_dram"] is None:
+            rows.append((name, " ".join(each.get("problem", "not counted").split())[-120:], "", "", "", ""))
+            continue
+        numbers = [_gigabytes(each[key]) for key in ("predicted_l2", "measured_l2", "compulsory", "measured_dram")]
+        rows.append((name, *numbers, PAPER[PAPERS[name]][1]))
+    memory = ("device memory, at least", "device memory, counted", "the paper's, device memory of an A100")
+    return table(("attention", "account, L2", "counted, L2", *memory), rows)
+
+
+def why(found: dict[str, dict[str, Any]], ceilings: dict[str, float], counted: dict[str, dict[str, Any]]) -> str:
     """Where the time of flash and of eager attention goes, here and in the paper."""
     ours, eager = found.get("flash", {}), found.get(EAGER, {})
     if "ms" not in ours or "ms" not in eager:
@@ -103,9 +118,17 @@ def why(found: dict[str, dict[str, Any]], ceilings: dict[str, float]) -> str:
         f"device memory and uses less of it: the account's {eager['l2_gb']:.1f} GB in its time are {moved:.2f} TB/s, {moved / copy:.0%}",
         f"of a copy's {copy:.2f} (its scaling is a further pass that isn't in the account); the paper's {eager_gb} GB are",
         f"{eager_gb / eager_ms:.2f} TB/s of an A100's {A100_TERABYTES}. The bytes fall by {fewer:.1f} by the account, by",
-        f"{theirs_fewer:.1f} in the paper: ours are counted before L2, theirs behind it, which was not counted for this shape here.",
+        f"{theirs_fewer:.1f} in the paper: ours are counted before L2, theirs behind it, {_behind(counted)}",
     )
     return wrapped(" ".join(sentences))
+
+
+def _behind(counted: dict[str, dict[str, Any]]) -> str:
+    """The bytes that the paper counted, if they were counted here."""
+    ours, eager = (counted.get(name, {}).get("measured_dram") for name in ("flash", EAGER))
+    if not ours or not eager:
+        return "which was not counted for this shape here."
+    return f"where this card's fall by {eager / ours:.1f}."
 
 
 def turn(found: dict[str, dict[str, Any]]) -> str:

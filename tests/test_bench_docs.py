@@ -120,6 +120,12 @@ def test_bytes_with_holes(script):
     assert "| 16 x 16 | 4.00 | 3.000 | 1.33 | 92 |" in text, text
     assert "| 256 x 64 | 1.00 | too large |  |  |" in text, text
     assert "As in the paper" not in text, "one tile with a time shows no trend"
+    assert "behind it, which was not counted" in " ".join(text.split()), text
+    bytes_ = {name: case(1.0) | {"measured_dram": memory} for name, memory in (("flash", 2e9), ("eager, with mask and dropout", 3e10))}
+    text = tables.measured({"machine": MACHINE, "paper": paper, "paper_bytes": bytes_})
+    assert "| flash | 1 | 1 | 0.1 | 2 | 4.4 |" in text, text
+    assert "behind it, where this card's fall by 15.0." in " ".join(text.split()), text
+    assert "| flash | no permission |" in tables.measured({"machine": MACHINE, "paper": paper, "paper_bytes": {"flash": case(None)}})
     assert "ms" not in tables.measured({"machine": MACHINE}), "parts that did not run are left out"
 
 

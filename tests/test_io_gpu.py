@@ -70,6 +70,29 @@ def test_a_case_that_was_not_reached_says_why(io_gpu, tmp_path, monkeypatch):
     assert "FileNotFoundError" in each["problem"]
 
 
+def test_the_papers_shape_is_counted_too(io_gpu, tmp_path, monkeypatch):
+    mark = [0, 1, "spin_kernel", 1, 1, 1, 1]
+    rows = [mark, [1, 1, "forward", 3, 1, 10, 90], mark, [2, 1, "softmax", 20, 10, 300, 400], [3, 1, "dropout", 5, 5, 100, 200]]
+    record = install(tmp_path, monkeypatch, rows)
+    found = dict(io_gpu.paper_bytes())
+    assert {name: (each["measured_l2"], each["measured_dram"]) for name, each in found.items()} == {
+        "flash": (100, 4),
+        io_gpu.EAGER: (1000, 40),
+    }
+    assert found["flash"]["compulsory"] == found[io_gpu.EAGER]["compulsory"], "q, k, v, o and the gradients are the same"
+    (call,) = map(json.loads, record.read_text().splitlines())
+    assert call[-3:] == ["run", "paper-flash", "paper-eager"]
+
+
+@pytest.mark.parametrize("name", ["paper-flash", "paper-eager"])
+def test_what_runs_of_the_papers_shape(io_gpu, monkeypatch, name):
+    """At a tiny size on the CPU: both give three gradients."""
+    monkeypatch.setattr(io_gpu, "GPT2", io_gpu.dataclasses.replace(io_gpu.GPT2, batch=1, length=32, kv_length=32, device="cpu"))
+    monkeypatch.setitem(io_gpu.PAPER, "paper-flash", "tiled")
+    found = io_gpu.call_of(name)()
+    assert [gradient.shape for gradient in found] == [(1, 16, 32, 64)] * 3
+
+
 def test_bytes_are_counted_on_either_side_of_the_crossbar(io_gpu):
     assert io_gpu.io_ncu.moved({"from_l2": 90, "to_l2": 10, "l2_sectors": 1}) == 100
     assert io_gpu.io_ncu.moved({"to_l2": 10, "l2_sectors": 3}) == 96

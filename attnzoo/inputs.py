@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnzoo.frozen import quick_constructor
 from attnzoo.layout import BlockLayout
-from attnzoo.spec import AttentionSpec
+from attnzoo.spec import AttentionSpec, is_negated
 
 __all__ = ["AttentionInputs"]
 
@@ -23,7 +23,7 @@ class AttentionInputs:
         mask: bool, 4 dims, each 1 or full.
         bias: float, 4 dims, each 1 or full.
         q_segment_ids, kv_segment_ids: integers, `(B, Sq)` and `(B, Skv)`.
-        sinks: `(Hq,)` float.
+        sinks: `(Hq,)` float, contiguous.
         dropout_seed: `(1,)` int64 on the device; given if and only if dropout_p > 0.
         layout: the block layout.
     """
@@ -67,7 +67,7 @@ class AttentionInputs:
             None if bias is None else _kernel_bias(bias, spec),
             q_ids,
             kv_ids,
-            sinks,
+            None if sinks is None else _plain(sinks).contiguous(),
             _seed_tensor(dropout_seed, spec.device) if spec.dropout_p else None,
             layout,
         )
@@ -79,13 +79,18 @@ _construct = quick_constructor(AttentionInputs)
 def _kernel_ready(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     if tensor.dtype != dtype:
         return tensor.to(dtype, memory_format=torch.contiguous_format)
-    if not torch.compiler.is_compiling() and tensor.is_neg():  # a view that stands for the negative of what lies in memory
-        tensor = tensor.resolve_neg()
+    if is_negated(tensor):
+        return tensor.resolve_neg().contiguous()
     return tensor if tensor.is_contiguous() or tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
+
+
+def _plain(tensor: Tensor) -> Tensor:
+    return tensor.resolve_neg() if is_negated(tensor) else tensor
 
 
 def _kernel_bias(bias: Tensor, spec: AttentionSpec) -> Tensor:
     """4 dims; an fp64 bias within the range of fp32 scores, where a finite value would become infinite."""
+    bias = _plain(bias)
     if bias.ndim != 4:
         bias = bias[None, None]
     if bias.dtype != torch.float64 or spec.dtype == torch.float64:

@@ -67,6 +67,8 @@ def _key(q: Tensor, k: Tensor, v: Tensor, window: Window | None, *options: objec
     strided, device = torch.strided, q.device
     if q.layout is not strided or k.layout is not strided or v.layout is not strided or q.is_nested or k.is_nested or v.is_nested:
         return None
+    if q.is_neg() or k.is_neg() or v.is_neg():  # their strides become others
+        return None
     if device.type == "meta" or torch.is_autocast_enabled(device.type):
         return None
     if window is not None:

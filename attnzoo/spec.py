@@ -187,12 +187,17 @@ def _grads(**inputs: Tensor | None) -> tuple[str, ...]:
 
 
 def _kernel_strides(tensor: Tensor, dtype: torch.dtype) -> tuple[int, ...]:
-    """The strides after a cast, or a non-unit last stride, has made the tensor contiguous."""
+    """The strides after a cast, a negation or a non-unit last stride has made the tensor contiguous."""
     strides = tensor.stride()
-    if tensor.dtype == dtype and (strides[-1] == 1 or tensor.shape[-1] == 1):
+    if tensor.dtype == dtype and (strides[-1] == 1 or tensor.shape[-1] == 1) and not is_negated(tensor):
         return strides
     _, heads, length, dim = tensor.shape
     return (heads * length * dim, length * dim, dim, 1)
+
+
+def is_negated(tensor: Tensor) -> bool:
+    """Whether it is a view that stands for the negative of what lies in memory; what is compiled gets no such tensor."""
+    return not torch.compiler.is_compiling() and tensor.is_neg()
 
 
 def _check_flags(**flags: object) -> None:

@@ -234,6 +234,24 @@ def test_views_that_stand_for_their_negative() -> None:
     q, k, v = [tensor.float() for tensor in qkv()]
     found, _ = Flash().attend(*described(torch._neg_view(q), k, v))
     assert torch.equal(found, Flash().attend(*described(-q, k, v))[0])
+    wide, bias, sinks = normal(1, 2, 70, 32, seed=3).float(), normal(70, 45, seed=4).float(), normal(2, seed=5).float()
+    found, _ = Flash().attend(*described(torch._neg_view(wide)[..., :16], k, v, bias=torch._neg_view(bias), sinks=torch._neg_view(sinks)))
+    assert torch.equal(found, Flash().attend(*described(-wide[..., :16], k, v, bias=-bias, sinks=-sinks))[0])
+
+
+@interpreted
+def test_gradients_that_stand_for_their_negative() -> None:
+    tensors = [tensor.float().requires_grad_() for tensor in qkv()]
+    outputs = Flash().attend(*described(*tensors))
+    upstream = [torch.ones_like(output) for output in outputs if output is not None]
+    found = torch.autograd.grad(outputs, tensors, [torch._neg_view(grad) for grad in upstream], retain_graph=True)
+    assert all(map(torch.equal, found, torch.autograd.grad(outputs, tensors, [-grad for grad in upstream])))
+
+
+@interpreted
+def test_sinks_of_any_stride() -> None:
+    assert_matches_naive(qkv(q_heads=4), sinks=normal(4, 3, seed=6)[:, 1])
+    assert_matches_naive(qkv(q_heads=4), sinks=normal(1, seed=6).expand(4))
 
 
 @needs_triton

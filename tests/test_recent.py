@@ -112,6 +112,12 @@ def test_strides_dtypes_and_lengths_count() -> None:
         spec_of(qkv(kv_len=7), causal=True)
 
 
+def test_views_that_stand_for_their_negative_become_contiguous() -> None:
+    q, k, v = [torch.zeros(1, 2, 6, 16)[..., :8] for _ in "qkv"]
+    assert spec_of([q, k, v]).strides[0] == q.stride()
+    assert spec_of([torch._neg_view(q), k, v]).strides[0] == (96, 48, 8, 1)
+
+
 def test_a_subclass_is_asked_anew() -> None:
     class Named(Tensor):
         pass

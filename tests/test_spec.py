@@ -242,8 +242,10 @@ def test_autocast_leaves_float64_alone():
         lambda: torch.randn(2, 2, 6, 16)[..., ::2],
         lambda: torch.randn(2, 1, 6, 8).expand(2, 2, 6, 8),
         lambda: torch.randn(2, 2, 6, 1).expand(2, 2, 6, 8),
+        lambda: torch._neg_view(torch.randn(2, 2, 6, 16))[..., :8],
+        lambda: torch.randn(2, 6, 2, 8, dtype=torch.complex64).conj().imag.transpose(1, 2),
     ],
-    ids=["bshd", "step-rows", "transposed", "step-columns", "expanded-heads", "expanded-columns"],
+    ids=["bshd", "step-rows", "transposed", "step-columns", "expanded-heads", "expanded-columns", "negative", "imaginary"],
 )
 def test_strides_of_the_spec_are_those_of_the_inputs(view, autocast):
     arguments = call(k=view())
@@ -252,6 +254,19 @@ def test_strides_of_the_spec_are_those_of_the_inputs(view, autocast):
         inputs = AttentionInputs.of(spec, **arguments)
     assert inputs.k.stride() == spec.strides[1], f"spec says {spec.strides[1]}, the backend gets {inputs.k.stride()}"
     assert inputs.k.stride(-1) == 1, f"the last stride is {inputs.k.stride(-1)}"
+    assert not inputs.k.is_neg(), "k stands for the negative of what lies in memory"
+
+
+@pytest.mark.parametrize(
+    "view", [lambda: torch.randn(4, 3)[:, 1], lambda: torch.randn(1).expand(4), lambda: torch._neg_view(torch.randn(4))]
+)
+def test_sinks_lie_side_by_side(view):
+    sinks = view()
+    arguments = call(sinks=sinks)
+    given = AttentionInputs.of(AttentionSpec.of(**arguments), **arguments).sinks
+    assert torch.equal(given, sinks)
+    assert given.stride() == (1,)
+    assert not given.is_neg()
 
 
 def spec_of(**changes):

@@ -102,8 +102,8 @@ class _RecomputedAttention(torch.autograd.Function):
         if ctx.layout is not None:
             ctx.layout.check_unmodified()
         spec, inputs = _as_saved(ctx.spec, AttentionInputs(*tensors, layout=ctx.layout))  # type: ignore[misc]
-        if grad_o is None:
-            grad_o = torch.zeros_like(o)
+        grad_o = torch.zeros_like(o) if grad_o is None else grad_o.resolve_neg()  # kernels read memory
+        grad_lse = None if grad_lse is None else grad_lse.resolve_neg()
         with torch.autocast(o.device.type, enabled=False):
             if torch.is_grad_enabled():  # create_graph=True
                 grads = _differentiable_gradients(spec, inputs, grad_o, grad_lse)

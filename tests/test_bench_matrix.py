@@ -46,7 +46,7 @@ def test_lists_are_crossed_and_sizes_derived(tmp_path):
         ("[[workloads]]\nheads = 4\nkv_heads = 3", "not a divisor"),
         ("[[workloads]]\nlaunch = 'graph'", "which is CUDA's"),
         ("[[workloads]]\nlayout = 'spiral'", "layout is 'spiral'"),
-        ("[[workloads]]\nlayout = 'random'", "random takes a number"),
+        ("[[workloads]]\nlayout = 'random'", "random takes a share"),
         ("[[workloads]]\nlayout = 'butterfly:3'", "butterfly takes no number"),
         ("[[workloads]]\ntokens = 64\nbatch = 2", "both tokens and batch"),
         ("rounds = 0\n[[workloads]]\nlength = 4", "rounds is 0"),
@@ -55,6 +55,20 @@ def test_lists_are_crossed_and_sizes_derived(tmp_path):
         ("[[workloads]]\nbackends = 'b'", "backends is 'b'"),
         ("only = {}\n[[workloads]]\nlength = 4", "has only"),
         ("workloads = 3", "write each as a"),
+        ("[[workloads]]\ncausal = 'false'", "causal is 'false'; it takes a bool"),
+        ("[[workloads]]\ncausal = 1", "causal is 1; it takes a bool"),
+        ("[[workloads]]\nlayout = 0.25", "layout is 0.25; it takes a str"),
+        ("[[workloads]]\ndevice = 3", "device is 3; it takes a str"),
+        ("[[workloads]]\ndtype = 16", "dtype is 16; it takes a str"),
+        ("[[workloads]]\nlayout = 'random:2'", "random takes a share from 0 to 1"),
+        ("[[workloads]]\nlayout = 'random:nan'", "random takes a share from 0 to 1"),
+        ("[[workloads]]\nlayout = 'sliding_window:-5'", "sliding_window takes a whole number of tokens"),
+        ("[[workloads]]\nlayout = 'sliding_window:5.7'", "sliding_window takes a whole number of tokens"),
+        ("[[workloads]]\nlength = []", "length is an empty list"),
+        ("[[workloads]]\ndevice = ['cpu', 'cuda']", "one device, and it has cpu and cuda"),
+        ("seconds = nan\n[[workloads]]", "seconds is nan"),
+        ("timeout = inf\n[[workloads]]", "timeout is inf"),
+        ("relative_to = 3\n[[workloads]]", "relative_to is 3; it takes a name"),
         ("[[workloads]", "matrix.toml"),
     ],
 )
@@ -76,6 +90,22 @@ def test_a_table_may_name_backends_of_its_own(tmp_path):
     first, second = matrix.workloads
     assert all(matrix.runs(first, name) for name in ("naive", "tiled"))
     assert [name for name in matrix.backends if matrix.runs(second, name)] == ["tiled"]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "runs"),
+    [("['a']", "['b', 'a']", {"a", "b"}), ("['a']", None, {"a", "b", "c"}), (None, "['a']", {"a", "b", "c"})],
+)
+def test_a_workload_of_two_tables_runs_on_the_backends_of_both(tmp_path, first, second, runs):
+    tables = ["[[workloads]]\nlength = 64\n" + ("" if names is None else f"backends = {names}\n") for names in (first, second)]
+    matrix = matrix_of(tmp_path, "backends = ['a', 'b', 'c']\n" + "".join(tables))
+    (workload,) = matrix.workloads
+    assert {name for name in matrix.backends if matrix.runs(workload, name)} == runs
+
+
+def test_every_backend_that_a_file_names_is_known(tmp_path):
+    text = "relative_to = 'c'\n[[workloads]]\nbackends = ['a', 'b']\n[[workloads]]\nbackends = ['b']\nlength = 8"
+    assert matrix_of(tmp_path, text).named == ("a", "b", "c")
 
 
 def test_ids_are_unique_and_the_quick_matrices_hold():

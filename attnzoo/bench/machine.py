@@ -27,11 +27,16 @@ COPIED = {"cuda": 2**31, "cpu": 2**27}  # bytes
 
 
 def look(device: str) -> dict[str, Any]:
-    """`describe` in a process of its own."""
+    """`describe` in a process of its own.
+
+    Raises:
+        ValueError: the device is unknown, or there is none here.
+    """
     command = [sys.executable, "-m", "attnzoo.bench.machine", device]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RuntimeError(f"the machine could not be described: {done.stderr.strip().splitlines()[-1:]}")
+        said = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        raise ValueError(f"device {device!r} can't be used here: {said[:300]}")
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 

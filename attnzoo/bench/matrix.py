@@ -15,6 +15,7 @@ __all__ = ["Matrix", "QUICK_CPU", "QUICK_CUDA", "workloads_of"]
 
 SIZES = {f.name for f in fields(Workload)}
 COUNTS = ("rounds", "side_by_side")
+LONGEST = 1e6  # seconds: beyond what a queue can wait lies an overflow
 DERIVED = {"tokens": ("batch", "length"), "width": ("heads", "head_dim")}
 """Key -> the size that it gives, and the one it is divided by: batch = tokens // length, heads = width // head_dim."""
 
@@ -49,8 +50,13 @@ class Matrix:
             raise ValueError("the matrix has no workload")
         for name in ("rounds", "seconds", "timeout", "side_by_side"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int if name in COUNTS else (int, float)) or value <= 0:
-                raise ValueError(f"{name} is {value!r}; it takes a positive {'int' if name in COUNTS else 'number'}")
+            if isinstance(value, bool) or not isinstance(value, int if name in COUNTS else (int, float)) or not 0 < value <= LONGEST:
+                raise ValueError(f"{name} is {value!r}; it takes a positive {'int' if name in COUNTS else 'number'} up to {LONGEST:g}")
+        devices = list(dict.fromkeys(workload.device for workload in self.workloads))
+        if len(devices) > 1:
+            raise ValueError(f"a matrix runs on one device, and it has {' and '.join(devices)}: make a file of each")
+        if self.relative_to is not None and not isinstance(self.relative_to, str):
+            raise ValueError(f"relative_to is {self.relative_to!r}; it takes a name")
         if self.relative_to is not None and self.backends and self.relative_to not in self.backends:
             raise ValueError(f"relative_to is {self.relative_to!r}, none of the backends {', '.join(self.backends)}")
 
@@ -81,9 +87,16 @@ class Matrix:
             if strangers:
                 raise ValueError(f"{path}: a workload is for {', '.join(strangers)}, none of the backends {', '.join(backends)}")
             for workload in workloads_of([entry]):
-                made.setdefault(workload, names)
+                both = (*made[workload], *names) if made.get(workload) and names else ()  # a table without names is for all
+                made[workload] = names if workload not in made else tuple(dict.fromkeys(both))
         only = {workload.id: names for workload, names in made.items() if names}
         return cls(workloads=tuple(made), backends=backends, only=only, **table)
+
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Every backend that is named somewhere, once."""
+        base = () if self.relative_to is None else (self.relative_to,)
+        return tuple(dict.fromkeys(itertools.chain(self.backends, *self.only.values(), base)))
 
     def runs(self, workload: Workload, backend: str) -> bool:
         return backend in self.only.get(workload.id, (backend,))
@@ -106,6 +119,9 @@ def workloads_of(entries: Iterable[Mapping[str, Any]]) -> tuple[Workload, ...]:
         unknown = sorted(entry.keys() - SIZES - DERIVED.keys())
         if unknown:
             raise ValueError(f"a workload has {', '.join(unknown)}; it takes {', '.join(sorted(SIZES | DERIVED.keys()))}")
+        empty = [key for key, value in entry.items() if value == []]
+        if empty:
+            raise ValueError(f"{empty[0]} is an empty list; leave the key out, or give it a value")
         lists = [value if isinstance(value, list) else [value] for value in entry.values()]
         for values in itertools.product(*lists):
             made[_workload(dict(zip(entry, values)))] = None

@@ -43,6 +43,12 @@ class Cell:
     hbm_bytes: int = 0
     density: float = 1.0
 
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"a cell's status is {self.status!r}; it is one of {', '.join(STATUSES)}")
+        if (self.status == "time") != bool(self.rounds) or not all(time > 0 for time in self.rounds):
+            raise ValueError(f"a cell is {self.status!r} and its rounds are {self.rounds}; those of a time are positive, others have none")
+
     @property
     def key(self) -> tuple[str, str]:
         return self.workload.id, self.backend
@@ -107,15 +113,23 @@ class Results:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data["format"] != FORMAT:
                 raise ValueError(f"its format is {data['format']}, this attnzoo reads {FORMAT}")
+            for name, kind in (("machine", dict), ("settings", dict), ("cells", list)):
+                if not isinstance(data[name], kind):
+                    raise ValueError(f"its {name} is no {kind.__name__}")
             return cls(data["machine"], data["settings"], [Cell.from_dict(cell) for cell in data["cells"]], path)
         except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} holds no results of attnzoo bench: {type(error).__name__}: {error}") from None
 
     def require_same_machine(self, machine: Mapping[str, Any]) -> None:
         """Raise ValueError unless these results come from such a machine, with the same versions."""
-        for name in ("name", "device", "versions", "commit"):
-            if self.machine.get(name) != machine.get(name):
-                raise ValueError(f"{self.path} holds results of another {name}: {self.machine.get(name)}, here {machine.get(name)}")
+        found = self.differences(machine, ("name", "device", "versions", "commit"))
+        if found:
+            raise ValueError(f"{self.path} holds results of {found[0]}")
+
+    def differences(self, machine: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+        """What is another here than on that machine, in words."""
+        pairs = {name: (self.machine.get(name), machine.get(name)) for name in names}
+        return [f"another {name}: {ours}, here {theirs}" for name, (ours, theirs) in pairs.items() if ours != theirs]
 
     def add(self, cells: Iterable[Cell]) -> None:
         """Keep finished cells, and write the file anew: killed at any moment, it is the one before or the one after."""

@@ -63,6 +63,11 @@ class Workload:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise ValueError(f"{name} is {value!r}; it takes a positive int")
+        if type(self.causal) is not bool:
+            raise ValueError(f"causal is {self.causal!r}; it takes a bool")
+        for name in (*CHOICES, "layout", "device"):
+            if not isinstance(getattr(self, name), str):
+                raise ValueError(f"{name} is {getattr(self, name)!r}; it takes a str")
         for name, allowed in CHOICES.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it takes {', '.join(allowed)}")
@@ -112,11 +117,15 @@ class Workload:
         name, _, number = self.layout.partition(":")
         if self.layout and name not in LAYOUTS:
             raise ValueError(f"layout is {self.layout!r}; it takes {', '.join(LAYOUTS)}, some with a number: random:0.25")
-        if name in ("random", "sliding_window"):
-            try:
-                return name, float(number)
-            except ValueError:
-                raise ValueError(f"layout is {self.layout!r}; {name} takes a number, such as random:0.25, sliding_window:512") from None
+        if name == "random":
+            density = _number_in(number)
+            if not 0 <= density <= 1:  # nan too
+                raise ValueError(f"layout is {self.layout!r}; random takes a share from 0 to 1, such as random:0.25")
+            return name, density
+        if name == "sliding_window":
+            if not number.isdecimal():
+                raise ValueError(f"layout is {self.layout!r}; sliding_window takes a whole number of tokens, such as sliding_window:512")
+            return name, float(number)
         if number:
             raise ValueError(f"layout is {self.layout!r}; {name} takes no number")
         return name, 0.0
@@ -187,3 +196,11 @@ class Workload:
             return whole
         forward = predict(dataclasses.replace(spec, grads=()), materializes_scores=False)
         return Cost(whole.flops - forward.flops, whole.hbm_bytes - forward.hbm_bytes, whole.extra_bytes)
+
+
+def _number_in(text: str) -> float:
+    """Not a number where there is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return float("nan")

@@ -98,9 +98,14 @@ def bench(
     try:
         if page is not None or plots is not None:
             _require_matplotlib()
-        _require_folders(output, page)
+        _require_folders(output, page, plots)
+        if resume and output is None:
+            raise ValueError("--resume goes on with an --output file, and there is none")
         old = _read(compare) if compare is not None else None
         if load is not None:
+            _require_nothing_to_run(
+                {"MATRIX.toml": matrix, "--quick": quick or None, "--output": output, "--device": device, **given, **settings}
+            )
             results = _read(load)
         else:
             asked = _matrix(matrix, quick, given, device, {name: value for name, value in settings.items() if value is not None})
@@ -143,7 +148,7 @@ def _run(matrix: Matrix, output: Path | None, resume: bool) -> Results:
         raise ValueError(f"{output} exists: --resume runs what it does not hold yet")
     with warnings_as_notes():
         registry = Registry.installed()
-        registry.require_known(matrix.backends)
+        registry.require_known(matrix.named)
     device = matrix.workloads[0].device
     results = Results(look(device), path=output)
     if output is not None and output.exists():
@@ -153,11 +158,13 @@ def _run(matrix: Matrix, output: Path | None, resume: bool) -> Results:
         taking_part = {name: Contestant(name, timeout=matrix.timeout) for name in matrix.backends}
     else:
         taking_part = contestants(registry.names(), device, matrix.timeout, lambda note: typer.echo(f"note: {note}", err=True))
-    if not taking_part:
-        raise ValueError(f"no backend takes {device}")
+        for name in matrix.named:  # one that is asked for has its cells, whatever it claims
+            taking_part.setdefault(name, Contestant(name, timeout=matrix.timeout))
+    cells = sum(matrix.runs(workload, name) for workload in matrix.workloads for name in taking_part)
+    if not cells:
+        raise ValueError(f"no workload is for {', '.join(taking_part)}" if taking_part else f"no backend takes {device}")
     base = matrix.relative_to or next((name for name in ("sdpa", "naive") if name in taking_part), next(iter(taking_part)))
     results.settings = {"rounds": matrix.rounds, "seconds": matrix.seconds, "relative_to": base}
-    cells = sum(matrix.runs(workload, name) for workload in matrix.workloads for name in taking_part)
     with _progress(cells) as progress:
         run(matrix, taking_part, results, progress)
     return results
@@ -193,6 +200,8 @@ def _report(results: Results, old: Results | None, page: Path | None, plots: Pat
     from attnzoo.bench.compare import compare
 
     changes = compare(old, results) if old is not None else []
+    for note in _differences(old, results, changes) if old is not None else ():
+        typer.echo(f"note: {note}", err=True)
     show(results.to_dict() | {"changes": [change.to_dict() for change in changes]}, _sections(results, changes), form)
     if page is not None:
         from attnzoo.bench.page import page as html
@@ -200,9 +209,21 @@ def _report(results: Results, old: Results | None, page: Path | None, plots: Pat
         page.write_text(html(results, changes), encoding="utf-8")
     if plots is not None:
         _draw(results, plots)
+    if old is not None and not changes:
+        typer.echo(f"error: {old.path} and these results have no cell in common, so nothing was compared", err=True)
+        raise typer.Exit(2)
     bad = [cell for cell in results.cells if cell.status in ("wrong", "error")]
     if bad or any(change.verdict in ("slower", "broken") for change in changes):
         raise typer.Exit(1)
+
+
+def _differences(old: Results, new: Results, changes: Sequence[Change]) -> list[str]:
+    """What a reader of the changes must know: another machine, other versions, cells that are gone."""
+    found = [f"{old.path} is of {difference}" for difference in old.differences(new.machine, ("name", "device", "versions"))]
+    gone = len(old.cells) - len(changes)
+    if gone:
+        found.append(f"{gone} cell{'s' * (gone > 1)} of {len(old.cells)} there {'are' if gone > 1 else 'is'} not here")
+    return found
 
 
 def _sections(results: Results, changes: Sequence[Change]) -> list[Section]:
@@ -238,7 +259,19 @@ def _require_matplotlib() -> None:
         raise ValueError("plots need matplotlib: pip install 'attnzoo[bench]'")
 
 
-def _require_folders(*files: Path | None) -> None:
-    for file in files:
+def _require_nothing_to_run(asked: dict[str, Any]) -> None:
+    found = [name for name, value in asked.items() if value is not None]
+    if found:
+        named = ", ".join(name if name.startswith("-") or "." in name else f"--{name.replace('_', '-')}" for name in found)
+        raise ValueError(f"--load shows what was measured and runs nothing, so it takes no {named}")
+
+
+def _require_folders(output: Path | None, page: Path | None, plots: Path | None) -> None:
+    """Before anything is measured: what could not be written afterwards."""
+    for file in (output, page):
         if file is not None and not file.parent.is_dir():
             raise ValueError(f"{file.parent} is no folder")
+        if file is not None and file.is_dir():
+            raise ValueError(f"{file} is a folder; it takes a file")
+    if plots is not None and plots.exists() and not plots.is_dir():
+        raise ValueError(f"{plots} is a file; --plots takes a folder")

@@ -1,0 +1,113 @@
+"""`attnzoo bench` on the command line: what is malformed is said before anything is measured."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import pytest
+
+from attnzoo.bench.results import Cell, Results
+from attnzoo.bench.workload import Workload
+from attnzoo.cli import main
+
+WORKLOAD = Workload(length=8, kv_length=8, heads=1, kv_heads=1)
+MACHINE = {"name": "a machine", "device": "cpu", "versions": {"torch": "2"}, "commit": "abc", "ceilings": {"copy": 20.0}}
+
+
+@pytest.fixture
+def bench(capsys, monkeypatch):
+    """The command in this process: its exit code, stdout and stderr."""
+
+    def run(*arguments):
+        monkeypatch.setattr(sys, "argv", ["attnzoo", "bench", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        captured = capsys.readouterr()
+        return int(ended.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def saved(tmp_path):
+    """Results on disk, with a cell a backend."""
+
+    def write(name, machine=MACHINE, **times):
+        path = tmp_path / name
+        cells = [Cell(backend, WORKLOAD, "time", "", (ms,) * 3, flops=10**9, hbm_bytes=10**6) for backend, ms in times.items()]
+        Results(machine, {"relative_to": "naive"}, path=path).add(cells)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("--load", "{old}", "--length", 64), "takes no --length"),
+        (("--load", "{old}", "--kv-length", 64, "--quick"), "takes no --quick, --kv-length"),
+        (("--load", "{old}", "{toml}"), "takes no MATRIX.toml"),
+        (("--load", "{old}", "--backend", "naive"), "takes no --backend"),
+        (("--length", 64, "--resume"), "--resume goes on with an --output file"),
+        (("--length", 64, "--output", "{folder}"), "is a folder; it takes a file"),
+        (("--length", 64, "--page", "{folder}"), "is a folder; it takes a file"),
+        (("--length", 64, "--plots", "{old}"), "is a file; --plots takes a folder"),
+        (("--length", 64, "--device", "tpu"), "device 'tpu' can't be used here"),
+        (("--length", 64, "--device", "cpu", "--relative-to", "naif"), "no backend is named 'naif'; did you mean 'naive'"),
+        (("{toml}",), "no backend is named 'naif'"),
+        (("--load", "{nowhere}"), "FileNotFoundError"),
+    ],
+)
+def test_what_does_not_fit_is_said_at_once(bench, saved, tmp_path, arguments, part):
+    (tmp_path / "typo.toml").write_text("[[workloads]]\nbackends = ['naif']\nlength = 8\n")
+    places = {"old": saved("old.json", naive=1.0), "toml": tmp_path / "typo.toml", "folder": tmp_path, "nowhere": tmp_path / "no.json"}
+    code, out, err = bench(*(str(each).format(**places) for each in arguments))
+    assert (code, out) == (2, ""), err
+    assert part in err, err
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"rounds": []},
+        {"rounds": [0.0]},
+        {"rounds": ["1"]},
+        {"status": "tiem"},
+        {"workload": {"length": "8"}},
+        {"rounds": None},
+    ],
+    ids=str,
+)
+def test_a_file_that_was_changed_by_hand_is_no_result(bench, saved, change):
+    path = saved("old.json", naive=1.0)
+    data = json.loads(path.read_text())
+    data["cells"][0] |= change
+    path.write_text(json.dumps(data))
+    code, _, err = bench("--load", path)
+    assert code == 2, err
+    assert "holds no results of attnzoo bench" in err, err
+
+
+@pytest.mark.parametrize("change", [{"machine": []}, {"settings": 3}, {"cells": {}}, {"cells": [3]}], ids=str)
+def test_a_file_of_another_form_is_no_result(bench, saved, change):
+    path = saved("old.json", naive=1.0)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    code, _, err = bench("--load", path)
+    assert code == 2, err
+    assert "holds no results of attnzoo bench" in err, err
+
+
+def test_results_to_compare_with_that_share_no_cell_are_refused(bench, saved):
+    code, _, err = bench("--load", saved("new.json", naive=1.0), "--compare", saved("old.json", tiled=1.0))
+    assert code == 2, err
+    assert "no cell in common" in err, err
+
+
+def test_what_a_comparison_leaves_out_is_said(bench, saved):
+    old = saved("old.json", {**MACHINE, "name": "another", "versions": {"torch": "1"}}, naive=1.0, gone=1.0)
+    code, _, err = bench("--load", saved("new.json", naive=1.0, fresh=1.0), "--compare", old)
+    assert code == 0, err
+    assert "1 cell of 2 there is not here" in err, err
+    assert "another name: another, here a machine" in err, err
+    assert "another versions" in err, err

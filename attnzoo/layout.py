@@ -12,6 +12,7 @@ from torch import Tensor
 __all__ = ["BlockLayout", "BlockLists", "ElementRule", "LayoutSummary"]
 
 WORD_BITS = 32
+MOST_BLOCKS = 2**31 - 1  # offsets are int32
 ID_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -157,6 +158,8 @@ class BlockLayout:
         facts = " ".join(str(fact) for fact in (*sizes, int(rule.segments is not None), *band))
         object.__setattr__(self, "facts", facts)
         blocks = (len(full.indices), len(partial.indices))
+        if sum(blocks) > MOST_BLOCKS:
+            raise ValueError(f"the layout has {sum(blocks)} blocks; it takes at most {MOST_BLOCKS}: take larger blocks")
         summary = LayoutSummary(self.batch, self.heads, self.block_q, self.block_kv, *blocks, rule.parts)
         object.__setattr__(self, "summary", summary)  # not a cached_property: its lock stops torch.compile
 

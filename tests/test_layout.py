@@ -70,6 +70,11 @@ MALFORMED = {
     "offsets-end-late": (ValueError, "partial.offsets runs from 0 to 2; the 1 entries", {"partial": lists((0, 0, 2), (1,))}),
     "offsets-decrease": (ValueError, "full.offsets decreases at row 1", {"full": lists((0, 3, 2), (0, 2))}),
     "offsets-beyond-and-back": (ValueError, "full.offsets decreases at row 1", {"full": lists((0, 9, 2), (0, 2))}),
+    "offsets-around-the-range": (  # the differences of int32 are all positive
+        ValueError,
+        "full.offsets decreases at row 1",
+        {"q_len": 11, "full": lists((0, 2**31 - 1, -(2**31), -1, 2), (0, 2)), "partial": lists((0, 0, 1, 1, 1), (1,))},
+    ),
     "index-negative": (ValueError, "full.indices holds -1; 0 to 2", {"full": lists((0, 2, 2), (-1, 2))}),
     "index-beyond": (ValueError, "full.indices holds 3; 0 to 2", {"full": lists((0, 2, 2), (0, 3))}),
     "index-in-an-empty-matrix": (ValueError, "full.indices holds 2; no block column", {"kv_len": 0}),
@@ -387,6 +392,13 @@ def test_a_layout_is_restored_from_its_tensors_and_facts(name):
     assert torch.equal(restored.to_dense(), layout.to_dense()), f"restored with another meaning, facts {layout.facts!r}"
     assert restored.rule.parts == layout.rule.parts, f"restored with {restored.rule.parts}"
     assert restored.summary == layout.summary, f"restored as {restored.summary}"
+
+
+def test_more_blocks_than_offsets_can_count(monkeypatch):
+    monkeypatch.setattr("attnzoo.layout.MOST_BLOCKS", 3)
+    with pytest.raises(ValueError, match="has 4 blocks; it takes at most 3"):
+        attnzoo.layouts.topk(torch.rand(2, 2), 2, q_len=8, kv_len=8, block=4)
+    assert attnzoo.layouts.causal(8, block=4).density == 0.75
 
 
 def test_density_of_nothing_is_zero():

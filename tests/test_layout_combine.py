@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from attnzoo import BlockLayout, layouts
+from attnzoo.layouts.picture import block_states
 from attnzoo.layouts.validation import validate
 
 
@@ -35,6 +36,16 @@ def test_and_or_not_equal_those_of_the_masks():
         ):
             validate(made)
             assert torch.equal(made.to_dense(), mask)
+
+
+def test_no_batch_and_no_heads_are_kept():
+    shared = layouts.causal(24, block=8)
+    for shape in ((0, 1), (1, 0), (0, 3), (2, 0)):
+        none = BlockLayout.from_blocks(torch.ones(*shape, 3, 3, dtype=torch.bool), block=8)
+        for made in (none & shared, shared & none, none | shared, shared | none, ~none):
+            validate(made)
+            assert made.to_dense().shape == (*shape, 24, 24)
+        assert str(none) == "(no blocks)"
 
 
 def test_stack_heads_keeps_their_order():
@@ -68,6 +79,14 @@ def test_text():
     large = str(layouts.sliding_window(65536, window=512, block=128))
     assert len(large.splitlines()) == 32
     assert "█" not in large  # each character stands for 16 x 16 blocks, of which a few exist
+
+
+@pytest.mark.parametrize(("batch", "head", "message"), [(1, 0, "batch is 1"), (0, 2, "head is 2"), (0, -1, "head is -1")])
+def test_a_picture_is_of_a_head_that_is_there(batch, head, message):
+    layout = layouts.stack_heads([layouts.causal(24, block=8)] * 2)
+    with pytest.raises(ValueError, match=message):
+        block_states(layout, batch, head)
+    assert block_states(layout, 0, 1)[2].tolist() == [1.0, 1.0, 0.5]
 
 
 def test_show_draws_the_blocks():

@@ -69,6 +69,9 @@ def test_table_ends_with_the_picture(run):
         (["random", "--density", "2"], "error: density is 2.0; it takes 0 to 1"),
         (["causal", "--kv-len", "100"], "error: align is None"),
         (["causal", "--block", "0"], "error: block is 0"),
+        (["butterfly", "--reach", "-1"], "error: reach is -1; it takes at least 0"),
+        (["bigbird", "--random-blocks", "-1"], "error: random_blocks is -1"),
+        (["documents", "--documents", "700,300", "--block", "128,64"], "error: block is (128, 64)"),
         (["diagonal"], "is no preset"),
     ],
 )

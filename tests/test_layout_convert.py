@@ -101,6 +101,10 @@ def tampered(path, change):
         (lambda f: f["tensors"]["partial.offsets"]["values"].__setitem__(1, 9), "partial.offsets"),
         (lambda f: f["tensors"]["partial.offsets"].update(dtype="float32"), "read"),
         (lambda f: f["tensors"]["full.offsets"].update(values=["x"]), "read"),
+        (lambda f: f["tensors"]["full.indices"]["values"].__setitem__(0, 0.5), "read"),
+        (lambda f: f.pop("band"), "band"),
+        (lambda f: f["tensors"].update({"segments.q": {"dtype": "int32", "shape": [1, 64], "values": [0] * 64}}), "segments.kv"),
+        (lambda f: f["tensors"].update({"mask": {"dtype": "int32", "shape": [0], "values": []}}), "mask"),
     ],
 )
 def test_a_tampered_file_is_refused(change, message, tmp_path):
@@ -133,6 +137,10 @@ def test_padded_lists_are_validated():
         full = torch.tensor([[[indices, [0, 1]]]], dtype=torch.int32)
         return PaddedLists(none, nothing, torch.tensor([[counts]], dtype=torch.int32), full)
 
+    far = PaddedLists(*[part.long() for part in vars(lists([2, 1], [0, 0])).values()])
+    far.full_indices[0, 0, 0, 1] = 2**32 + 1  # 1 in 32 bits
+    with pytest.raises(ValueError, match="indices"):
+        from_padded_lists(far, q_len=8, kv_len=8, block=4)
     for counts, indices in (([2, 1], [0, 5]), ([2, 1], [1, 1]), ([3, 1], [0, 1]), ([-1, 1], [0, 1]), ([2, 1], [0, -1])):
         with pytest.raises(ValueError, match=r"indices|counts"):
             from_padded_lists(lists(counts, indices), q_len=8, kv_len=8, block=4)

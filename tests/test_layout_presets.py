@@ -101,6 +101,11 @@ def test_what_a_mask_mod_may_return(q_len, kv_len):
             assert torch.equal(made.to_dense()[0, 0], expected), f"{name}, blocks of {block}"
 
 
+def test_documents_with_ids_far_apart():
+    for ids in (torch.tensor([-100, 100, 100], dtype=torch.int8), torch.tensor([-(2**63), 2**63 - 1, 2**63 - 1])):
+        assert torch.equal(layouts.documents(ids, block=2).to_dense()[0, 0], ids[:, None] == ids[None, :])
+
+
 def test_topk_takes_the_best_blocks():
     scores = torch.tensor([[0.1, 0.9, 0.5], [0.7, -1.0, 0.8]])
     made = layouts.topk(scores, 2, q_len=30, kv_len=40, block=16)
@@ -143,9 +148,59 @@ def test_drawn_patterns_follow_their_seed(make):
     assert first.to_dense()[0, 0].diagonal().all()
 
 
+def test_long_patterns_cost_what_they_hold():
+    """A number for each of their 2^30 blocks would take gigabytes and a minute."""
+    for made, most in ((layouts.longformer(2**21, reach=1, block=64), 6), (layouts.bigbird(2**21, block=64), 9)):
+        assert len(made.full.indices) <= most * made.rows
+        assert made.full.offsets.diff().min() >= 3
+
+
+def test_random_blocks_of_a_row_are_different():
+    table = layouts.bigbird(40 * 16, reach=0, global_blocks=0, random_blocks=40, block=16)
+    assert table.density == 1.0
+    counts = layouts.bigbird(4096, 640, reach=0, global_blocks=0, random_blocks=3, block=16).full.offsets.diff()
+    assert set(counts[40:].tolist()) == {3}  # the rows without a diagonal block
+    drawn = layouts.bigbird(2**18, 640, reach=0, global_blocks=0, random_blocks=3, block=16).full.indices[1000:]
+    shares = torch.bincount(drawn.long(), minlength=40) / len(drawn)
+    assert shares.min() > 0.8 / 40, f"some columns are drawn less than others: {shares}"
+    assert shares.max() < 1.2 / 40, f"some columns are drawn more than others: {shares}"
+
+
 def test_random_has_its_density():
     assert layouts.random(64 * 16, density=0.25, block=16).density == pytest.approx(0.25)
     assert layouts.random(640, 320, density=0.0, diagonal=False, block=16).density == 0.0
+
+
+def test_nothing_to_attend_to():
+    made = [maker(0, kv_len, **{"align": "top_left"} | options) for kv_len in (0, 40) for maker, options in BANDS]
+    made += [maker(*lengths, **options) for lengths in ((0, 0), (0, 40), (40, 0)) for maker, options in PATTERNS]
+    made += [layouts.documents([]), layouts.documents(torch.zeros(0, dtype=torch.int64)), layouts.documents(torch.zeros(2, 0).int())]
+    made += [layouts.documents(torch.zeros(0, 5).int()), layouts.from_mask_mod(lambda b, h, i, j: i >= j, 0, 40)]
+    for layout in made:
+        validate(layout)
+        assert str(layout) == "(no blocks)"
+        assert not layout.to_dense().any()
+
+
+BANDS = [(layouts.causal, {}), (layouts.sliding_window, {"window": 3}), (layouts.prefix_lm, {"prefix": 3})]
+PATTERNS = [
+    (layouts.butterfly, {}),
+    (layouts.bigbird, {}),
+    (layouts.longformer, {"reach": 1}),
+    (layouts.strided, {"stride": 2}),
+    (layouts.fixed, {"stride": 2}),
+    (layouts.dilated, {"reach": 1}),
+    (layouts.random, {"density": 0.5}),
+]
+
+
+def test_a_window_beyond_any_length():
+    """It must not leave what a layout is rebuilt from, or what int64 holds."""
+    for bound in (2**31, 2**40, 2**70):
+        made = layouts.sliding_window(40, window=(bound, bound), block=16)
+        validate(made)
+        assert made.to_dense().all()
+    assert layouts.sliding_window(40, window=(None, None), block=16).to_dense().all()
 
 
 @pytest.mark.parametrize(
@@ -159,11 +214,34 @@ def test_random_has_its_density():
         (lambda: layouts.documents([3, -1]), "documents"),
         (lambda: layouts.documents(torch.tensor([1, 0])), "documents"),
         (lambda: layouts.documents(torch.tensor([0.5])), "documents"),
+        (lambda: layouts.documents(torch.tensor([3, 1], dtype=torch.uint8)), "decrease"),
+        (lambda: layouts.documents(torch.tensor([100, -100], dtype=torch.int8)), "decrease"),
         (lambda: layouts.topk(torch.rand(2, 2), 3, q_len=2, kv_len=2, block=1), "k is 3"),
         (lambda: layouts.topk(torch.rand(2, 2), 1, q_len=9, kv_len=2, block=1), "scores"),
         (lambda: layouts.topk(torch.ones(2, 2, dtype=torch.int32), 1, q_len=2, kv_len=2, block=1), "scores"),
         (lambda: layouts.from_mask_mod(lambda b, h, i, j: i - j, 4, 4), "mask_mod"),
         (lambda: layouts.butterfly(8, block=0), "block"),
+        (lambda: layouts.butterfly(-8), "q_len is -8"),
+        (lambda: layouts.butterfly(8, 8.0), "kv_len is 8.0"),
+        (lambda: layouts.butterfly(8, reach=-1), "reach is -1"),
+        (lambda: layouts.dilated(8, reach=1, step=0), "step is 0"),
+        (lambda: layouts.strided(8, stride=2.0), "stride is 2.0"),
+        (lambda: layouts.fixed(8, stride=2, summary=-1), "summary is -1"),
+        (lambda: layouts.longformer(8, reach=1, global_blocks=-1), "global_blocks is -1"),
+        (lambda: layouts.bigbird(8, random_blocks=-1), "random_blocks is -1"),
+        (lambda: layouts.bigbird(8, seed=0.5), "seed is 0.5"),
+        (lambda: layouts.random(8, density="1"), "density is '1'"),
+        (lambda: layouts.causal(True), "q_len is True"),
+        (lambda: layouts.sliding_window(8, -1, window=2, align="top_left"), "kv_len is -1"),
+        (lambda: layouts.prefix_lm(8, prefix=2.5), "prefix is 2.5"),
+        (lambda: layouts.documents([3, 1.5]), "a length of documents is 1.5"),
+        (lambda: layouts.documents([3], block=(4, 4)), "block is"),
+        (lambda: layouts.documents(torch.zeros(4, dtype=torch.uint16)), "documents has dtype torch.uint16"),
+        (lambda: layouts.topk(torch.rand(2, 2), 1.0, q_len=2, kv_len=2, block=1), "k is 1.0"),
+        (lambda: layouts.topk(torch.rand(2, 2), 1, q_len=2.0, kv_len=2, block=1), "q_len is 2.0"),
+        (lambda: layouts.from_mask_mod(lambda b, h, i, j: i >= j, -4, 4), "q_len is -4"),
+        (lambda: layouts.from_mask_mod(lambda b, h, i, j: i >= j, 4, 4, heads=1.5), "heads is 1.5"),
+        (lambda: layouts.from_mask_mod(lambda b, h, i, j: i >= j, 4, 4, batch=-1), "batch is -1"),
     ],
 )
 def test_malformed_arguments_are_named(call, message):

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attnzoo.layout import BlockLayout, BlockLists, ElementRule
 from attnzoo.layouts.ranges import lists_of_ranges
-from attnzoo.layouts.validation import block_size
+from attnzoo.layouts.validation import block_size, lengths
 from attnzoo.spec import Align, Window, check_align, check_window
 
 __all__ = ["causal", "sliding_window"]
@@ -48,11 +48,10 @@ def sliding_window(
 
 
 def _band(q_len: int, kv_len: int | None, window: Window, block: Block, align: Align | None, device: Device) -> BlockLayout:
-    kv_len = q_len if kv_len is None else kv_len
+    q_len, kv_len = lengths(q_len, kv_len)
     block_q, block_kv = block_size(block)
-    check_window(window)
     align = check_align(align, True, q_len, kv_len)
-    band = (*window, kv_len - q_len if align == "bottom_right" else 0)
+    band = (*(check_window(window) or (None, None)), kv_len - q_len if align == "bottom_right" else 0)
     device = torch.device(device or "cpu")
     full, partial = _band_lists(q_len, kv_len, block_q, block_kv, band, device)
     layout = BlockLayout._trusted(

@@ -86,7 +86,7 @@ def _common(a: BlockLayout, b: BlockLayout) -> tuple[int, int]:
     for name in ("batch", "heads"):
         if len({getattr(a, name), getattr(b, name)} - {1}) > 1:
             raise ValueError(f"{name} is {getattr(a, name)} in one layout and {getattr(b, name)} in the other; they need one, or 1")
-    return max(a.batch, b.batch), max(a.heads, b.heads)
+    return (b.batch if a.batch == 1 else a.batch), (b.heads if a.heads == 1 else a.heads)
 
 
 def intersection(a: BlockLayout, b: BlockLayout) -> BlockLayout:

@@ -12,7 +12,7 @@ from torch import Tensor
 from attnzoo.layout import BlockLayout, BlockLists, ElementRule, pack_bits
 from attnzoo.layouts.build import band_keep, partial_blocks
 from attnzoo.layouts.mask_mod import MaskMod, evaluate_blocks
-from attnzoo.layouts.validation import block_size
+from attnzoo.layouts.validation import LARGEST, block_size
 
 __all__ = ["PaddedLists", "from_block_mask", "from_bsr", "from_padded_lists", "mask_mod_of", "padded_lists", "to_block_mask", "to_bsr"]
 
@@ -74,7 +74,10 @@ def _compressed(counts: Tensor, indices: Tensor) -> BlockLists:
     if bool((counts < 0).any()) or bool((counts > width).any()):
         raise ValueError(f"counts run from {int(counts.min())} to {int(counts.max())}; the lists hold up to {width} a row")
     used = torch.arange(width, device=counts.device) < counts[..., None]
-    ordered = torch.where(used, indices.long(), 2**31 - 1).sort(dim=-1).values
+    found = indices[used]
+    if len(found) and not 0 <= int(found.min()) <= int(found.max()) < LARGEST:  # before 32 bits could make another index of it
+        raise ValueError(f"indices run from {int(found.min())} to {int(found.max())}, beyond every block column")
+    ordered = torch.where(used, indices.long(), LARGEST).sort(dim=-1).values
     offsets = torch.nn.functional.pad(counts.flatten().cumsum(0), (1, 0))
     return BlockLists(offsets.to(torch.int32), ordered[used].to(torch.int32))
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import SupportsIndex
 
 import torch
 from torch import Tensor
 
-from attnzoo.layout import BlockLayout, ElementRule, pack_bits
+from attnzoo.layout import ID_DTYPES, BlockLayout, ElementRule, pack_bits
 from attnzoo.layouts.bands import causal
 from attnzoo.layouts.mask_mod import evaluate_blocks
 from attnzoo.layouts.ranges import lists_of_ranges
-from attnzoo.layouts.validation import block_size
+from attnzoo.layouts.validation import check_int
 from attnzoo.spec import Align
 
 __all__ = ["documents", "prefix_lm"]
@@ -34,7 +36,7 @@ def documents(
         ValueError: ids that decrease, or a length below 0.
     """
     ids = _ids(documents, device)
-    block_size(block)
+    check_int("block", block, least=1)
     batch, length = ids.shape
     blocks = -(-length // block)
     starts = torch.arange(blocks, device=ids.device) * block
@@ -64,16 +66,24 @@ def documents(
 
 def _ids(documents: Sequence[int] | Tensor, device: torch.device | str | None) -> Tensor:
     if isinstance(documents, Tensor):
-        if documents.ndim not in (1, 2) or documents.dtype.is_floating_point or documents.dtype == torch.bool:
+        if documents.ndim not in (1, 2) or documents.dtype not in ID_DTYPES:
             raise TypeError(f"documents has dtype {documents.dtype}, {documents.ndim} dims; it takes integer ids (S,) or (B, S)")
-        ids = documents.to(device or documents.device, copy=True).reshape(-1, documents.shape[-1])
-        if bool((ids.diff(dim=1) < 0).any()):
+        ids = documents.to(device or documents.device, copy=True)
+        ids = ids if ids.ndim == 2 else ids[None]
+        if bool((ids[:, 1:] < ids[:, :-1]).any()):  # a difference could wrap
             raise ValueError("documents has ids that decrease along the sequence; a layout needs them in order")
         return ids.contiguous()
-    lengths = torch.as_tensor(list(documents), dtype=torch.int64)
-    if bool((lengths < 0).any()):
-        raise ValueError(f"documents has a length of {int(lengths.min())}; lengths are 0 or more")
+    lengths = torch.tensor([_length(length) for length in documents], dtype=torch.int64)
     return torch.repeat_interleave(torch.arange(len(lengths)), lengths)[None, :].to(device or "cpu")
+
+
+def _length(value: SupportsIndex) -> int:
+    try:
+        length = operator.index(value)
+    except TypeError:
+        raise TypeError(f"a length of documents is {value!r}, a {type(value).__name__}; it takes an int") from None
+    check_int("a length of documents", length, least=0)
+    return length
 
 
 def prefix_lm(
@@ -91,8 +101,7 @@ def prefix_lm(
         prefix: number of keys that all queries see.
         q_len, kv_len, block, align, device: as for `causal`.
     """
-    if prefix < 0:
-        raise ValueError(f"prefix is {prefix}; it takes 0 or more")
+    check_int("prefix", prefix, least=0)
     base = causal(q_len, kv_len, block=block, align=align, device=device)
     is_all, counts = prefix >= base.kv_len, base.full.offsets.diff().long()
     seen = counts + base.partial.offsets.diff().long()  # both start at column 0

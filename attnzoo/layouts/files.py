@@ -15,6 +15,8 @@ __all__ = ["load", "save"]
 
 FORMAT = "attnzoo.BlockLayout/1"
 SIZES = ("q_len", "kv_len", "block_q", "block_kv", "batch", "heads")
+LISTS = ("full.offsets", "full.indices", "partial.offsets", "partial.indices")
+SEGMENTS = ("segments.q", "segments.kv")
 DTYPES = {"int8": torch.int8, "int16": torch.int16, "int32": torch.int32, "int64": torch.int64, "uint8": torch.uint8}
 SUFFIXES = (".json", ".safetensors")
 
@@ -47,12 +49,16 @@ def load(path: str | Path) -> BlockLayout:
     facts, tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_json(path)
     if not isinstance(facts, dict) or facts.get("format") != FORMAT:
         raise ValueError(f"{path.name} is not a layout of format {FORMAT!r}")
-    missing = [name for name in SIZES if name not in facts]
-    missing += [name for name in ("full.offsets", "full.indices", "partial.offsets", "partial.indices") if name not in tensors]
+    missing = [name for name in (*SIZES, "band") if name not in facts]
+    needed = LISTS if tensors.keys().isdisjoint(SEGMENTS) else (*LISTS, *SEGMENTS)
+    missing += [name for name in needed if name not in tensors]
     if missing:
         raise ValueError(f"{path.name} has no {', '.join(missing)}")
-    band = facts.get("band")
-    segments = (tensors["segments.q"], tensors["segments.kv"]) if {"segments.q", "segments.kv"} <= tensors.keys() else None
+    unknown = sorted(tensors.keys() - {*LISTS, *SEGMENTS, "bits"})
+    if unknown:
+        raise ValueError(f"{path.name} holds {', '.join(unknown)}, which is no part of a layout")
+    band = facts["band"]
+    segments = (tensors["segments.q"], tensors["segments.kv"]) if len(needed) > len(LISTS) else None
     return BlockLayout(
         **{name: facts[name] for name in SIZES},
         full=BlockLists(tensors["full.offsets"], tensors["full.indices"]),
@@ -102,4 +108,7 @@ def _read_json(path: Path) -> tuple[Any, dict[str, Tensor]]:
 
 
 def _tensor(entry: dict[str, Any]) -> Tensor:
-    return torch.tensor(entry["values"], dtype=DTYPES[entry["dtype"]]).view(entry["shape"])
+    values = entry["values"]
+    if not all([type(value) is int for value in values]):
+        raise TypeError("a tensor holds what is no integer")
+    return torch.tensor(values, dtype=DTYPES[entry["dtype"]]).view(entry["shape"])

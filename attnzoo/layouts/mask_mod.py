@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnzoo.layout import BlockLayout, BlockLists, ElementRule, pack_bits
-from attnzoo.layouts.validation import block_size
+from attnzoo.layouts.validation import block_size, check_int, lengths
 
 __all__ = ["MaskMod", "evaluate_blocks", "from_mask_mod"]
 
@@ -37,6 +37,9 @@ def from_mask_mod(
         block: tokens a block, one number or `(block_q, block_kv)`.
         device: where the function is evaluated and the layout lives.
     """
+    q_len, kv_len = lengths(q_len, kv_len)
+    for name, count in (("batch", batch), ("heads", heads)):
+        check_int(name, count, least=0)
     block_q, block_kv = block_size(block)
     device = torch.device(device or "cpu")
     rows, columns = -(-q_len // block_q), -(-kv_len // block_kv)

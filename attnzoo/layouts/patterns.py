@@ -8,29 +8,36 @@ import torch
 from torch import Tensor
 
 from attnzoo.layout import BlockLayout, BlockLists, ElementRule
-from attnzoo.layouts.validation import block_size
+from attnzoo.layouts.validation import block_size, check_int, lengths
 
 __all__ = ["bigbird", "butterfly", "dilated", "fixed", "longformer", "random", "strided"]
 
 Block = int | tuple[int, int]
 Device = torch.device | str | None
+RANKED_AT_ONCE = 2**20  # columns of random rows
 Columns = Callable[[Tensor], list[Tensor]]
 
 
-def _of_columns(q_len: int, kv_len: int | None, block: Block, device: Device, columns_of: Columns) -> BlockLayout:
+def _of_columns(
+    q_len: int, kv_len: int | None, block: Block, device: Device, columns_of: Columns, *, whole_rows: int = 0, **options: int
+) -> BlockLayout:
     """A layout from, per row, some columns: duplicates and columns beyond either end are dropped.
 
     Args:
         columns_of: takes the rows `(rows, 1)` int64 and returns tables that broadcast to `(rows, n)`; n may differ.
+        whole_rows: so many rows from the first on hold every column.
+        options: of the pattern, each an int that is at least 0.
     """
-    kv_len = q_len if kv_len is None else kv_len
+    for name, value in options.items():
+        check_int(name, value, least=0)
+    q_len, kv_len = lengths(q_len, kv_len)
     block_q, block_kv = block_size(block)
-    rows, columns = -(-q_len // block_q), -(-kv_len // block_kv)
+    rows, columns = _count(q_len, block_q), _count(kv_len, block_kv)
     row = torch.arange(rows, device=device)[:, None]
-    tables = [table.expand(rows, -1) for table in columns_of(row)]
-    wanted = torch.cat(tables, dim=1) if tables else row[:, :0]
+    wanted = torch.cat([table.expand(rows, -1) for table in columns_of(row)], dim=1)
     inside = (wanted >= 0) & (wanted < columns)
-    keys = torch.unique((row * max(columns, 1) + wanted)[inside])
+    whole = torch.arange(min(whole_rows, rows) * columns, device=row.device)
+    keys = torch.unique(torch.cat([(row * max(columns, 1) + wanted)[inside], whole]))
     counts = torch.bincount(torch.div(keys, max(columns, 1), rounding_mode="floor"), minlength=rows)
     offsets = torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(torch.int32)
     return BlockLayout._trusted(
@@ -48,13 +55,27 @@ def _local(row: Tensor, reach: int) -> Tensor:
     return row + torch.arange(-reach, reach + 1, device=row.device)
 
 
+def _first(row: Tensor, count: int) -> Tensor:
+    return torch.arange(count, device=row.device)[None, :]
+
+
 def _count(length: int, size: int) -> int:
     return -(-length // size)
 
 
+def _width(q_len: int, kv_len: int | None, block: Block) -> int:
+    """No distance of two blocks is larger."""
+    return _count(max(q_len, kv_len or q_len), min(block_size(block)))
+
+
 def dilated(q_len: int, kv_len: int | None = None, *, reach: int, step: int = 2, block: Block = 128, device: Device = None) -> BlockLayout:
     """`reach` blocks on either side of the diagonal, `step` blocks apart (Longformer's dilated window)."""
-    return _of_columns(q_len, kv_len, block, device, lambda row: [row + step * torch.arange(-reach, reach + 1, device=row.device)])
+    check_int("step", step, least=1)
+
+    def columns_of(row: Tensor) -> list[Tensor]:
+        return [row + step * torch.arange(-reach, reach + 1, device=row.device)]
+
+    return _of_columns(q_len, kv_len, block, device, columns_of, reach=reach)
 
 
 def strided(
@@ -62,55 +83,51 @@ def strided(
 ) -> BlockLayout:
     """Blocks whose distance from the row is a multiple of `stride`, and `reach` blocks on either side
     (Child et al., "Generating long sequences with sparse Transformers", 2019)."""
-    _positive("stride", stride)
-    width = _count(max(q_len, kv_len or q_len), min(block_size(block)))
+    check_int("stride", stride, least=1)
 
     def columns_of(row: Tensor) -> list[Tensor]:
+        width = _width(q_len, kv_len, block)
         return [row % stride + stride * torch.arange(_count(width, stride), device=row.device), _local(row, reach)]
 
-    return _of_columns(q_len, kv_len, block, device, columns_of)
+    return _of_columns(q_len, kv_len, block, device, columns_of, reach=reach)
 
 
 def fixed(
     q_len: int, kv_len: int | None = None, *, stride: int, summary: int = 1, block: Block = 128, device: Device = None
 ) -> BlockLayout:
     """The row's own group of `stride` blocks, and the last `summary` blocks of every group (Child et al., 2019)."""
-    _positive("stride", stride)
-    width = _count(max(q_len, kv_len or q_len), min(block_size(block)))
+    check_int("stride", stride, least=1)
 
     def columns_of(row: Tensor) -> list[Tensor]:
+        width = _width(q_len, kv_len, block)
         group = torch.arange(stride, device=row.device)
         own = torch.div(row, stride, rounding_mode="floor") * stride + group
         starts = stride * torch.arange(_count(width, stride), device=row.device)
         summaries = (starts[:, None] + group[stride - min(summary, stride) :]).flatten()
         return [own, summaries[None, :]]
 
-    return _of_columns(q_len, kv_len, block, device, columns_of)
+    return _of_columns(q_len, kv_len, block, device, columns_of, summary=summary)
 
 
 def butterfly(q_len: int, kv_len: int | None = None, *, reach: int = 1, block: Block = 128, device: Device = None) -> BlockLayout:
     """Local blocks and, on either side, blocks at power-of-two distances: the FlashAttention paper's pattern."""
-    width = _count(max(q_len, kv_len or q_len), min(block_size(block)))
 
     def columns_of(row: Tensor) -> list[Tensor]:
-        powers = 2 ** torch.arange(max(width, 1).bit_length(), device=row.device)
+        powers = 2 ** torch.arange(max(_width(q_len, kv_len, block), 1).bit_length(), device=row.device)
         return [_local(row, reach), row + powers, row - powers]
 
-    return _of_columns(q_len, kv_len, block, device, columns_of)
+    return _of_columns(q_len, kv_len, block, device, columns_of, reach=reach)
 
 
 def longformer(
     q_len: int, kv_len: int | None = None, *, reach: int, global_blocks: int = 1, block: Block = 128, device: Device = None
 ) -> BlockLayout:
     """A window of `reach` blocks on either side, and the first `global_blocks` rows and columns in full."""
-    width = _count(kv_len or q_len, block_size(block)[1])
 
     def columns_of(row: Tensor) -> list[Tensor]:
-        everything = torch.arange(width, device=row.device)
-        first = torch.arange(min(global_blocks, width), device=row.device)
-        return [_local(row, reach), first[None, :], torch.where(row < global_blocks, everything, -1)]
+        return [_local(row, reach), _first(row, min(global_blocks, _width(q_len, kv_len, block)))]
 
-    return _of_columns(q_len, kv_len, block, device, columns_of)
+    return _of_columns(q_len, kv_len, block, device, columns_of, whole_rows=global_blocks, reach=reach, global_blocks=global_blocks)
 
 
 def bigbird(
@@ -124,17 +141,16 @@ def bigbird(
     block: Block = 128,
     device: Device = None,
 ) -> BlockLayout:
-    """Longformer's blocks and `random_blocks` further ones a row, drawn from `seed` (Zaheer et al., 2020)."""
-    kv = q_len if kv_len is None else kv_len
-    base = longformer(q_len, kv, reach=reach, global_blocks=global_blocks, block=block, device=device)
-    if not base.columns:
-        return base
-    drawn = _ranks(base.rows, base.columns, seed)[:, : min(random_blocks, base.columns)].to(base.device)
-    kept = torch.repeat_interleave(torch.arange(base.rows, device=base.device), base.full.offsets.diff().long())
-    extra = torch.full((base.rows, int(base.full.offsets.diff().max())), -1, device=base.device)
-    place = torch.arange(len(kept), device=base.device) - base.full.offsets.long()[kept]
-    extra[kept, place] = base.full.indices.long()
-    return _of_columns(q_len, kv, block, device, lambda row: [extra, drawn])
+    """Longformer's blocks and `random_blocks` of each row, drawn from `seed`; some may be the same (Zaheer et al., 2020)."""
+    generator = _generator(seed)
+
+    def columns_of(row: Tensor) -> list[Tensor]:
+        columns = _count(q_len if kv_len is None else kv_len, block_size(block)[1])
+        drawn = _drawn(len(row), columns, min(random_blocks, columns), generator)
+        return [_local(row, reach), _first(row, min(global_blocks, columns)), drawn.to(row.device)]
+
+    options = {"reach": reach, "global_blocks": global_blocks, "random_blocks": random_blocks}
+    return _of_columns(q_len, kv_len, block, device, columns_of, whole_rows=global_blocks, **options)
 
 
 def random(
@@ -148,25 +164,44 @@ def random(
     device: Device = None,
 ) -> BlockLayout:
     """`density` of each row's blocks, drawn from `seed`, the same on every device; with the diagonal's if asked."""
+    if isinstance(density, bool) or not isinstance(density, (int, float)):
+        raise TypeError(f"density is {density!r}, a {type(density).__name__}; it takes a number from 0 to 1")
     if not 0.0 <= density <= 1.0:
         raise ValueError(f"density is {density!r}; it takes 0 to 1")
-    block_q, block_kv = block_size(block)
-    rows, columns = _count(q_len, block_q), _count(q_len if kv_len is None else kv_len, block_kv)
-    wanted = round(density * columns)
-    drawn = _ranks(rows, columns, seed)
-    if diagonal:  # the row's own block comes first
-        own = torch.arange(rows)[:, None].clamp(max=max(columns - 1, 0))
-        drawn = torch.cat([own, drawn[drawn != own].view(rows, max(columns - 1, 0))], dim=1) if columns else drawn
-    drawn = drawn[:, : max(wanted, int(diagonal))].to(device or "cpu")
-    return _of_columns(q_len, kv_len, block, device, lambda row: [drawn])
+    generator = _generator(seed)
+
+    def columns_of(row: Tensor) -> list[Tensor]:
+        columns = _count(q_len if kv_len is None else kv_len, block_size(block)[1])
+        wanted = max(round(density * columns), int(diagonal))
+        parts = [
+            _first_ranks(part, columns, wanted, diagonal, generator) for part in row.cpu().split(max(1, RANKED_AT_ONCE // max(columns, 1)))
+        ]
+        return [torch.cat(parts).to(row.device)]
+
+    return _of_columns(q_len, kv_len, block, device, columns_of)
 
 
-def _ranks(rows: int, columns: int, seed: int) -> Tensor:
-    """Per row a random order of the columns, from a generator of its own on the CPU."""
-    generator = torch.Generator().manual_seed(seed)
-    return torch.rand(rows, columns, generator=generator).argsort(dim=1)
+def _first_ranks(row: Tensor, columns: int, wanted: int, diagonal: bool, generator: torch.Generator) -> Tensor:
+    """The first of a random order of the columns, for each row; its own block comes first if `diagonal`."""
+    ranks = torch.rand(len(row), columns, generator=generator).argsort(dim=1)
+    if diagonal and columns:
+        own = row.clamp(max=columns - 1)
+        ranks = torch.cat([own, ranks[ranks != own].view(len(row), columns - 1)], dim=1)
+    return ranks[:, :wanted]
 
 
-def _positive(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} is {value}; it takes at least 1")
+def _drawn(rows: int, columns: int, count: int, generator: torch.Generator) -> Tensor:
+    """`count` different columns for each row, all sets alike likely (Floyd's algorithm): time and memory in what is drawn."""
+    drawn = torch.empty(rows, count, dtype=torch.int64)
+    for place in range(count):
+        last = columns - count + place
+        pick = torch.randint(last + 1, (rows, 1), generator=generator)
+        is_taken = (drawn[:, :place] == pick).any(dim=1)
+        drawn[:, place] = torch.where(is_taken, last, pick[:, 0])
+    return drawn
+
+
+def _generator(seed: int) -> torch.Generator:
+    """Of its own and on the CPU, so that a seed means the same on every device."""
+    check_int("seed", seed, least=0)
+    return torch.Generator().manual_seed(seed)

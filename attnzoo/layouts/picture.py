@@ -18,7 +18,14 @@ TEXT_ROWS = 32
 
 
 def block_states(layout: BlockLayout, batch: int = 0, head: int = 0) -> Tensor:
-    """`(rows, columns)` on the CPU: 0 absent, 0.5 partial, 1 full."""
+    """`(rows, columns)` on the CPU: 0 absent, 0.5 partial, 1 full.
+
+    Raises:
+        ValueError: the layout has no such batch entry or head.
+    """
+    for name, place, count in (("batch", batch, layout.batch), ("head", head, layout.heads)):
+        if not 0 <= place < count:
+            raise ValueError(f"{name} is {place}; the layout has {count}, counted from 0")
     states = torch.zeros(layout.rows, layout.columns)
     first = (batch * layout.heads + head) * layout.rows
     for lists, value in zip(layout.host_lists, (FULL, PARTIAL)):
@@ -30,9 +37,9 @@ def block_states(layout: BlockLayout, batch: int = 0, head: int = 0) -> Tensor:
 
 def text(layout: BlockLayout, batch: int = 0, head: int = 0) -> str:
     """At most 32 rows of characters; where blocks are many, a character stands for the mean of several."""
-    states = block_states(layout, batch, head)
-    if not states.numel():
+    if 0 in (layout.batch, layout.heads, layout.rows, layout.columns):
         return "(no blocks)"
+    states = block_states(layout, batch, head)
     size = (min(states.shape[0], TEXT_ROWS), min(states.shape[1], TEXT_ROWS))
     shades = torch.nn.functional.adaptive_avg_pool2d(states[None], size)[0]
     levels = (shades * (len(CHARACTERS) - 1)).ceil().long().tolist()  # a lone block among many still shows

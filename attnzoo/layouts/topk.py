@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from attnzoo.layout import BlockLayout, BlockLists, ElementRule
-from attnzoo.layouts.validation import block_size
+from attnzoo.layouts.validation import block_size, check_int, lengths
 
 __all__ = ["topk"]
 
@@ -27,6 +27,7 @@ def topk(scores: Tensor, k: int, *, q_len: int, kv_len: int, block: int | tuple[
         raise TypeError(f"scores is {getattr(scores, 'dtype', type(scores).__name__)}; it takes a float tensor")
     if scores.ndim not in (2, 4):
         raise ValueError(f"scores has {scores.ndim} dims, shape {tuple(scores.shape)}; it takes 2 or 4")
+    q_len, kv_len = lengths(q_len, kv_len)
     block_q, block_kv = block_size(block)
     table = scores if scores.ndim == 4 else scores[None, None]
     batch, heads, rows, columns = table.shape
@@ -34,7 +35,8 @@ def topk(scores: Tensor, k: int, *, q_len: int, kv_len: int, block: int | tuple[
         raise ValueError(
             f"scores has {rows} x {columns} blocks; lengths ({q_len}, {kv_len}) have {-(-q_len // block_q)} x {-(-kv_len // block_kv)}"
         )
-    if not 0 <= k <= columns:
+    check_int("k", k, least=0)
+    if k > columns:
         raise ValueError(f"k is {k}; it takes 0 to {columns}, the number of block columns")
     best = table.detach().flatten(0, 2).topk(k, dim=-1, sorted=False).indices.sort(dim=-1).values
     offsets = torch.arange(batch * heads * rows + 1, dtype=torch.int32, device=scores.device) * k

@@ -34,6 +34,14 @@ def block_size(block: object) -> tuple[int, int]:
     return pair
 
 
+def lengths(q_len: object, kv_len: object) -> tuple[int, int]:
+    """Lengths in tokens; kv_len is q_len where it is None."""
+    check_int("q_len", q_len, least=0)
+    if kv_len is not None:
+        check_int("kv_len", kv_len, least=0)
+    return q_len, q_len if kv_len is None else kv_len  # type: ignore[return-value]
+
+
 def check_readable(name: str, tensor: Tensor) -> None:
     """Raise unless the tensor is dense and has values."""
     if tensor.layout is not torch.strided:
@@ -83,8 +91,9 @@ def _check_lists(name: str, lists: BlockLists, layout: BlockLayout) -> None:
             f"{name}.offsets runs from {int(offsets[0])} to {int(offsets[-1])}; it must run from 0 to the "
             f"{len(indices)} entries of {name}.indices"
         )
-    if bool((offsets.diff() < 0).any()):
-        raise ValueError(f"{name}.offsets decreases at row {int((offsets.diff() < 0).nonzero()[0])}")
+    decreases = offsets.long().diff() < 0  # in int32 a difference could wrap
+    if bool(decreases.any()):
+        raise ValueError(f"{name}.offsets decreases at row {int(decreases.nonzero()[0])}")
     _check_indices(name, lists, layout.columns)
 
 

@@ -97,7 +97,10 @@ def _cells(matrix: Matrix, workload: Workload, contestants: Sequence[Contestant]
         turns = [turn for turn in turns if turn.contestant.name not in cells]
     for turn in turns:
         name = turn.contestant.name
-        turn.contestant.ask(do="release")
+        answer = turn.contestant.ask(do="release")
+        if answer["status"] != "ok":
+            failed(turn.contestant, answer)
+            continue
         cells[name] = Cell(name, workload, "time", "", tuple(turn.rounds), turn.first_call, turn.peak, **facts)  # type: ignore[arg-type]
         progress(workload.id, "", 1)
     return [cells[contestant.name] for contestant in contestants]

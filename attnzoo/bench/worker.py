@@ -3,7 +3,7 @@
     {"do": "devices"}                      the device types that the backend claims; none means any
     {"do": "prepare", "workload": {...}}   the first call, whether it is right, peak memory
     {"do": "burst", "seconds": 0.1}        times of calls of the prepared workload, in ms
-    {"do": "release"}                      forget it
+    {"do": "release"}                      whether the last timed call was right too; forget it
 
 What a plugin prints goes to stderr; stdout carries the answers.
 """
@@ -38,6 +38,7 @@ from attnzoo.testing.failure import ConformanceError
 __all__ = ["Prepared", "Worker"]
 
 OUT_OF_MEMORY = ("can't allocate memory", "out of memory")
+GRADIENTS = ("dq", "dk", "dv")
 SHARE_OF_MEMORY = 0.8  # of what is free, on the CPU: the machine's other work goes on
 
 
@@ -69,7 +70,7 @@ class Prepared:
     def backward(self, o: Tensor, *, retains: bool = False) -> tuple[Tensor, ...]:
         return torch.autograd.grad(o, (self.q, self.k, self.v), self.grad_o, retain_graph=retains)
 
-    def call(self) -> Callable[[], object]:
+    def call(self) -> Callable[[], Tensor | tuple[Tensor, ...]]:
         """What is timed; for a backward alone, its forward is done here."""
         if self.workload.direction == "forward":
             return self.forward
@@ -78,23 +79,32 @@ class Prepared:
         o = self.forward()
         return lambda: self.backward(o, retains=True)
 
-    def first_call(self) -> float:
-        """Seconds of the first call, compilation included; raises ConformanceError if its results are wrong."""
+    def first_call(self) -> tuple[float, dict[str, Tensor]]:
+        """Seconds of the first call, compilation included, and its results; raises ConformanceError if they are wrong."""
         started = time.perf_counter()
         o = self.forward()
         grads = () if self.workload.direction == "forward" else self.backward(o)
         synchronize(self.spec.device)
         seconds = time.perf_counter() - started
-        inputs = {"q": self.q, "k": self.k, "v": self.v, "grad_o": self.grad_o} | dict(zip(("dq", "dk", "dv"), grads))
-        assert_right(self.workload, self.spec, inputs, self.layout, o.detach())
-        return seconds
+        found = {"o": o.detach(), **dict(zip(GRADIENTS, grads))}
+        self.assert_right(found)
+        return seconds, {name: tensor.clone() for name, tensor in found.items()}  # a backend may use its buffers again
 
-    def times(self, seconds: float) -> list[float]:
+    def assert_right(self, found: dict[str, Tensor]) -> None:
+        """Judge o, dq, dk, dv, or some of them; raises ConformanceError."""
+        inputs = {"q": self.q, "k": self.k, "v": self.v, "grad_o": self.grad_o}
+        assert_right(self.workload, self.spec, inputs, self.layout, found)
+
+    def times(self, seconds: float) -> tuple[list[float], dict[str, Tensor]]:
+        """Milliseconds of each call, and what one more of them gives."""
         with self._stream() as stream:
             call = self.call()
         if stream is not None:
             call = as_graph(call, stream)
-        return burst(call, self.spec.device, seconds=seconds, is_cold=self.workload.cache == "cold")
+        times = burst(call, self.spec.device, seconds=seconds, is_cold=self.workload.cache == "cold")
+        found = call()
+        synchronize(self.spec.device)  # a graph ends with this function
+        return times, {"o": found.detach()} if isinstance(found, Tensor) else dict(zip(GRADIENTS, found))
 
     @contextlib.contextmanager
     def _stream(self) -> Iterator[torch.cuda.Stream | None]:
@@ -123,6 +133,8 @@ class Worker:
     def __init__(self, name: str) -> None:
         self.backend = default().get(name)
         self.prepared: Prepared | None = None
+        self.judged: dict[str, Tensor] = {}
+        self.timed: dict[str, Tensor] = {}
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Whatever is raised becomes a status: "unsupported", "out of memory", "wrong" or "error"."""
@@ -141,14 +153,27 @@ class Worker:
     def _do(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["do"] == "burst":
             assert self.prepared is not None
-            times = self.prepared.times(request["seconds"])
+            times, self.timed = self.prepared.times(request["seconds"])
             self._free()
             return {"status": "ok", "times": times}
         if request["do"] == "devices":
             return {"status": "ok", "devices": sorted(self.backend.capabilities.devices)}
-        self.prepared = None
+        if request["do"] == "release":
+            self._confirm()
+        self.prepared, self.judged, self.timed = None, {}, {}
         self._free()
         return self._prepare(Workload(**request["workload"])) if request["do"] == "prepare" else {"status": "ok"}
+
+    def _confirm(self) -> None:
+        """What was timed is what was judged, bit for bit, or is judged again: a graph's replay, or a call that others preceded."""
+        assert self.prepared is not None
+        changed = {name: tensor for name, tensor in self.timed.items() if not torch.equal(tensor, self.judged[name])}
+        if not changed:
+            return
+        try:
+            self.prepared.assert_right(changed)
+        except ConformanceError as error:
+            raise ConformanceError(f"when timed, unlike the first call: {error}") from None
 
     def _prepare(self, workload: Workload) -> dict[str, Any]:
         reasons = reasons_against(self.backend, workload.spec())
@@ -157,10 +182,10 @@ class Worker:
             reasons = reasons_against(self.backend, prepared.spec)
         if reasons:
             return {"status": "unsupported", "detail": "; ".join(reasons)}
-        first = prepared.first_call()
+        first, judged = prepared.first_call()
         self._free()
         peak = prepared.peak()
-        self.prepared = prepared
+        self.prepared, self.judged = prepared, judged
         return {"status": "ok", "first_call": first, "peak": peak}
 
     def _free(self) -> None:

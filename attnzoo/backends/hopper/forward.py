@@ -178,6 +178,7 @@ def consumer(WG: gl.constexpr, descs, lse_ptr, buffers, sizes, scale, variant: g
     OWN_BLOCKS: gl.constexpr = variant[5]
     SECOND: gl.constexpr = variant[6]
     V_SECOND: gl.constexpr = variant[7]
+    Q_REGISTERS: gl.constexpr = variant[8]
     q_sm, k_sm, v_sm, tile, q_full, q_empty, k_full, v_full = buffers
     q_heads, q_len, kv_len, left, right = sizes
     SLOTS: gl.constexpr = q_full.shape[0]
@@ -190,6 +191,7 @@ def consumer(WG: gl.constexpr, descs, lse_ptr, buffers, sizes, scale, variant: g
     D2: gl.constexpr = V_SECOND if V_SECOND else 16  # then it is never used
     o2_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D2, 16])
     p_layout: gl.constexpr = gl.DotOperandLayout(0, o_layout, 2)
+    q_layout: gl.constexpr = gl.DotOperandLayout(0, s_layout, 2)
     row_layout: gl.constexpr = gl.SliceLayout(1, s_layout)
     zero = gl.zeros([64, BN], gl.float32, s_layout)
     offsets = WG * 64 + gl.arange(0, 64, layout=row_layout)
@@ -205,6 +207,12 @@ def consumer(WG: gl.constexpr, descs, lse_ptr, buffers, sizes, scale, variant: g
         # here s holds the raw scores of the tile's first block
         slot = visit % SLOTS
         q = rows_of(q_sm, slot * CONSUMERS + WG)
+        q_first, q_second = q
+        if Q_REGISTERS:  # here no product is in flight, under which ptxas would not let an operand be written
+            q_first = q_first.load(q_layout)
+            if SECOND:
+                q_second = q_second.load(q_layout)
+        operands = (q_first, q_second)
         batch = tile_fact(tile, slot, 1)
         head = tile_fact(tile, slot, 2)
         first, full_first, full_end, end, _, after = blocks_of(
@@ -234,21 +242,21 @@ def consumer(WG: gl.constexpr, descs, lse_ptr, buffers, sizes, scale, variant: g
         if RIGHT and not ONE_MASKED:
             for i in range(end - 1 - full_end):
                 acc, acc_2, p, m_i, l_i = step(
-                    acc, acc_2, p, m_i, l_i, q, k_sm, v_sm, k_full, v_full, count, scale, (end - 2 - i) * BN, first_key, end_key,
-                    columns, zero, WG, CONSUMERS, PING_PONG, True, LEFT, SECOND, V_SECOND,
+                    acc, acc_2, p, m_i, l_i, operands, k_sm, v_sm, k_full, v_full, count, scale, (end - 2 - i) * BN,
+                    first_key, end_key, columns, zero, WG, CONSUMERS, PING_PONG, True, LEFT, SECOND, V_SECOND,
                 )  # fmt: skip
                 count += 1
         for _ in range(full_end - full_first):
             acc, acc_2, p, m_i, l_i = step(
-                acc, acc_2, p, m_i, l_i, q, k_sm, v_sm, k_full, v_full, count, scale, 0, first_key, end_key,
+                acc, acc_2, p, m_i, l_i, operands, k_sm, v_sm, k_full, v_full, count, scale, 0, first_key, end_key,
                 columns, zero, WG, CONSUMERS, PING_PONG, False, False, SECOND, V_SECOND,
             )  # fmt: skip
             count += 1
         if LEFT:
             for i in range(full_first - first):
                 acc, acc_2, p, m_i, l_i = step(
-                    acc, acc_2, p, m_i, l_i, q, k_sm, v_sm, k_full, v_full, count, scale, (full_first - 1 - i) * BN, first_key, end_key,
-                    columns, zero, WG, CONSUMERS, PING_PONG, False, True, SECOND, V_SECOND,
+                    acc, acc_2, p, m_i, l_i, operands, k_sm, v_sm, k_full, v_full, count, scale, (full_first - 1 - i) * BN,
+                    first_key, end_key, columns, zero, WG, CONSUMERS, PING_PONG, False, True, SECOND, V_SECOND,
                 )  # fmt: skip
                 count += 1
         # the tile's last P V, with the next tile's first Q K^T behind it
@@ -323,7 +331,7 @@ def attention_forward(
     tiles, q_tiles, q_heads, group, heads_in_group, q_len, kv_len, left, right,
     CONSUMERS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PING_PONG: gl.constexpr,
     LEFT: gl.constexpr, RIGHT: gl.constexpr, ONE_MASKED: gl.constexpr, Q_SLOTS: gl.constexpr,
-    OWN_BLOCKS: gl.constexpr, SECOND: gl.constexpr, V_SECOND: gl.constexpr,
+    OWN_BLOCKS: gl.constexpr, SECOND: gl.constexpr, V_SECOND: gl.constexpr, Q_REGISTERS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """q (B, Hq, Sq, D), k (B, Hkv, Skv, D), v (B, Hkv, Skv, Dv) -> o (B, Hq, Sq, Dv), lse (B, Hq, Sq) fp32, natural log.
@@ -332,7 +340,8 @@ def attention_forward(
     that BN does not divide); LEFT: a bound on the first, needs RIGHT; ONE_MASKED: no tile (with OWN_BLOCKS: no
     warpgroup) has a second block that the right bound cuts. OWN_BLOCKS: a warpgroup computes only the blocks that its
     own rows see. SECOND, V_SECOND: columns of the second piece of the head dim and of the values' dim, or 0; the
-    descriptors with a 2 are theirs, else None. V's first piece has as many columns as Q's, where O is staged.
+    descriptors with a 2 are theirs, else None. V's first piece has as many columns as Q's, where O is staged. Q_REGISTERS:
+    but for a tile's first block, Q is an operand in registers.
     """
     BN: gl.constexpr = desc_k.block_type.shape[2]
     D: gl.constexpr = desc_k.block_type.shape[3]
@@ -348,7 +357,7 @@ def attention_forward(
     if not V_SECOND:
         desc_v2, desc_o2 = desc_v, desc_o
     descs = ((desc_q, desc_q2), (desc_k, desc_k2), (desc_v, desc_v2), (desc_o, desc_o2))
-    variant: gl.constexpr = (CONSUMERS, PING_PONG, LEFT, RIGHT, ONE_MASKED, OWN_BLOCKS, SECOND, V_SECOND)
+    variant: gl.constexpr = (CONSUMERS, PING_PONG, LEFT, RIGHT, ONE_MASKED, OWN_BLOCKS, SECOND, V_SECOND, Q_REGISTERS)
     if CONSUMERS == 2:
         gl.warp_specialize(
             [

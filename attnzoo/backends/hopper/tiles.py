@@ -21,6 +21,7 @@ class ForwardTile:
         stages, v_stages: key and value blocks in flight; 4 at most.
         ping_pong: two warpgroups take turns to issue Q K^T; needs that they compute the same blocks.
         own_blocks: each warpgroup computes only the blocks that its own 64 rows see, instead of the tile's.
+        q_registers: Q is an operand in registers but for a tile's first block: less through the port of shared memory, if they suffice.
         q_slots: Q buffers; with two, the next tile's Q is there before this tile ends.
         ctas: that share a multiprocessor, 1 or 2. With 2 they hide one another's latency where tiles are short, though
             104 registers a thread are so few that ptxas waits for each product at once (C7512).
@@ -34,6 +35,7 @@ class ForwardTile:
     v_stages: int
     ping_pong: bool = False
     own_blocks: bool = False
+    q_registers: bool = False
     q_slots: int = 2
     ctas: int = 1
     consumer_registers: int = 240
@@ -105,17 +107,19 @@ def forward_tile(head_dim: int, *, is_masked: bool, keys: int = 2048, has_left: 
         if has_left:
             return replace(three, block_kv=64, stages=4, v_stages=4, own_blocks=True)
         if keys <= (4096 if is_causal else 1024):
-            return ForwardTile(128, 2, 4, 4, ping_pong=True)
+            return ForwardTile(128, 2, 4, 4, ping_pong=True, q_registers=is_causal)
         return replace(three, own_blocks=is_causal)
     if head_dim in (96, 128):
         if is_masked and keys <= 512:
             return ForwardTile(64, 2, 4, 4, own_blocks=True)
         stages = 3 if head_dim == 96 else 2  # 197 KB of shared memory with both Q buffers
-        return ForwardTile(128, 2, stages, stages, ping_pong=is_masked or keys > 1024)
+        in_registers = head_dim == 96 and not is_masked
+        return ForwardTile(128, 2, stages, stages, ping_pong=is_masked or keys > 1024, q_registers=in_registers)
     if head_dim == 192:
         if is_causal and keys > 2048:
             return ForwardTile(64, 2, 3, 3, ping_pong=True, q_slots=1)
-        return ForwardTile(64, 2, 3, 2, own_blocks=is_masked)  # 216 KB with both Q buffers
+        # 216 KB with both Q buffers
+        return ForwardTile(64, 2, 3, 2, own_blocks=is_masked, q_registers=not is_masked and keys > 1024)
     return ForwardTile(64, 2, 2, 2, ping_pong=not is_masked, own_blocks=is_masked, q_slots=1)  # 2 Q buffers do not fit; 128 keys spill
 
 

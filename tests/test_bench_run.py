@@ -6,6 +6,8 @@ import dataclasses
 import json
 import subprocess
 import sys
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -31,7 +33,10 @@ FAULTS = """
             if self.name == "crashing":
                 os._exit(3)
             if self.name == "hanging":
+                open(os.environ.get("PID_FILE", os.devnull), "w").write(str(os.getpid()))
                 time.sleep(600)
+            if self.name == "asking" and input():
+                raise AssertionError("a plugin read a request")
             if self.name == "raising":
                 raise ZeroDivisionError("divided by nothing")
             if self.name == "greedy":
@@ -55,7 +60,7 @@ def quiet(workload, step, finished):
 @pytest.fixture
 def faulty(tmp_path, monkeypatch):
     """Backends with a fault each, as an installed plugin of the processes that are started."""
-    names = (*NAMES, "hanging")
+    names = (*NAMES, "hanging", "asking")
     code = {"faulty": hook(f"[Faulty(name) for name in {names!r}]", before=FAULTS)}
     install(tmp_path, "faulty", dict.fromkeys(names, "faulty"), code)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -103,6 +108,50 @@ def test_a_hang_ends_with_the_time_limit(faulty):
         assert answer == {"status": "error", "detail": "no answer within 0.5 s (prepare)"}, answer
     finally:
         contestant.close()
+
+
+def test_a_plugin_can_not_read_the_requests(faulty):
+    contestant = Contestant("asking", timeout=120)
+    try:
+        answer = contestant.ask(do="prepare", workload=SMALL.to_dict())
+        assert answer == {"status": "error", "detail": "EOFError: EOF when reading a line"}, answer
+    finally:
+        contestant.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="reads /proc")
+def test_a_process_that_hangs_ends_with_a_benchmark_that_is_killed(faulty, tmp_path, monkeypatch):
+    file = tmp_path / "pid"
+    monkeypatch.setenv("PID_FILE", str(file))
+    script = "import sys, json; from attnzoo.bench.processes import Contestant\n"
+    script += "Contestant('hanging', timeout=600).ask(do='prepare', workload=json.loads(sys.argv[1]))"
+    parent = subprocess.Popen([sys.executable, "-c", script, json.dumps(SMALL.to_dict())])
+    try:
+        pid = waited_for(lambda: file.exists() and file.read_text(), 120)
+        assert state(pid) != "gone"
+    finally:
+        parent.kill()
+        parent.wait()
+    waited_for(lambda: state(pid) == "gone", 30)
+
+
+def state(pid):
+    """Of a process; one that nobody has waited for yet is gone too."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone"
+    return "gone" if text.rpartition(")")[2].split()[0] == "Z" else "here"
+
+
+def waited_for(found, seconds):
+    ends = time.monotonic() + seconds
+    while time.monotonic() < ends:
+        value = found()
+        if value:
+            return value
+        time.sleep(0.1)
+    raise TimeoutError(f"not within {seconds} s")
 
 
 @dataclasses.dataclass

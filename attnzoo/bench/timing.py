@@ -6,6 +6,7 @@ import gc
 import itertools
 import time
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ __all__ = ["as_graph", "burst", "peak_bytes", "synchronize"]
 
 CACHE_BYTES = {"cuda": 2**29, "cpu": 2**26}  # more than any last-level cache; on CUDA 0.2 ms, in which the host gets ahead
 FEWEST, MOST = 3, 300
+
+T = TypeVar("T")
 
 
 def synchronize(device: torch.device) -> None:
@@ -61,7 +64,7 @@ def _by_events(call: Callable[[], object], count: int, scratch: Tensor | None) -
     return [start.elapsed_time(end) for start, end in pairs]
 
 
-def as_graph(call: Callable[[], object], stream: torch.cuda.Stream) -> Callable[[], object]:
+def as_graph(call: Callable[[], T], stream: torch.cuda.Stream) -> Callable[[], T]:
     """Replays of the call, captured on the stream; autograd runs a backward on the stream of its forward."""
     with torch.cuda.stream(stream):
         for _ in range(2):
@@ -71,7 +74,7 @@ def as_graph(call: Callable[[], object], stream: torch.cuda.Stream) -> Callable[
     with torch.cuda.graph(graph, stream=stream):
         kept = call()
 
-    def replay() -> object:
+    def replay() -> T:
         graph.replay()
         return kept
 

@@ -70,7 +70,8 @@ def judged_heads(workload: Workload, device: str) -> list[int]:
 
 def _of_heads(spec: AttentionSpec, tensor: Tensor, heads: list[int]) -> Tensor:
     """`(B, H, S, D)` -> `(len(heads), H / kv_heads, S, D)`: key-value heads as a batch, each with its query heads."""
-    return tensor.detach().unflatten(1, (spec.kv_heads, -1)).flatten(0, 1)[heads]
+    by_head: Tensor = tensor.detach().unflatten(1, (spec.kv_heads, -1))
+    return by_head.flatten(0, 1)[heads]
 
 
 def _judge(spec: AttentionSpec, of: dict[str, Tensor], layout: BlockLayout | None, names: tuple[str, ...], heads: list[int]) -> None:

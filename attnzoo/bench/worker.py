@@ -13,13 +13,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import queue
+import signal
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -214,6 +217,10 @@ def limit_memory() -> None:
 def main(name: str) -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # what a plugin reads is no request
+    lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+    threading.Thread(target=_follow, args=(requests, lines), daemon=True).start()
 
     def send(answer: dict[str, Any]) -> None:
         answers.write(json.dumps(answer) + "\n")
@@ -226,10 +233,20 @@ def main(name: str) -> None:
     except BaseException as error:  # SystemExit too
         traceback.print_exc()
         send({"status": "error", "detail": _first_line(error)})
-        return
+        sys.stderr.flush()
+        os._exit(1)  # an interpreter that ends in order may not while a thread reads
     send({"status": "ok"})
-    for line in sys.stdin:
-        send(worker.answer(json.loads(line)))
+    while True:
+        send(worker.answer(json.loads(lines.get())))
+
+
+def _follow(requests: IO[str], lines: queue.SimpleQueue[str]) -> None:
+    """Pass requests on. At their end the parent is gone, killed perhaps: so is this process then, whatever it hangs in."""
+    for line in requests:
+        lines.put(line)
+    if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)  # its children too
+    os._exit(0)
 
 
 if __name__ == "__main__":

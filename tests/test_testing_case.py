@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import unittest
 from dataclasses import replace
 
 import pytest
@@ -344,3 +345,34 @@ def test_a_case_judged_without_its_lse_is_refused_for_the_lse_alone() -> None:
     judged = entry("passed", "causal", "lse", reasons=("lse is not supported",), without_lse=True)
     assert tally("causal", judged).verdict == "pass"
     assert (tally("lse", judged).verdict, tally("lse", judged).reason("lse")) == ("refused", "lse is not supported")
+
+
+class Skipping(Naive):
+    """Ends the test that judges it: pytest would call that skipped, expected to fail, or the end of the session."""
+
+    name = "skipping"
+
+    def __init__(self, way_out: BaseException) -> None:
+        self.way_out = way_out
+
+    def attend(self, spec, inputs):
+        if inputs.mask is not None:
+            raise self.way_out
+        return super().attend(spec, inputs)
+
+
+@pytest.mark.parametrize(
+    "way_out",
+    [
+        pytest.skip.Exception("no masks"),
+        pytest.xfail.Exception("no masks"),
+        pytest.exit.Exception("no masks", returncode=0),
+        unittest.SkipTest("no masks"),
+        SystemExit(0),
+    ],
+    ids=lambda way_out: type(way_out).__name__,
+)
+def test_a_backend_does_not_end_the_test_that_judges_it(way_out: BaseException) -> None:
+    assert run(Skipping(way_out), PLAIN) == Outcome("passed")
+    with pytest.raises(ConformanceError, match=rf"^skipping raised a {type(way_out).__name__}"):
+        run(Skipping(way_out), MASKED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unittest
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -104,13 +105,28 @@ def run_case(subject: Subject, case: Case, device: str | torch.device) -> Outcom
     """
     import torch
 
-    from attnzoo.testing.checks import CHECKS
-    from attnzoo.testing.subject import Refused
-
     device = torch.device(device)
     if case.device and case.device != device.type:
         return Outcome("not applicable", (f"needs a {case.device} device",))
     case = replace(case, problem=judged_problem(subject, case, device))
+    try:
+        return _run(subject, case, device)
+    except _ways_out() as error:
+        raise ConformanceError(f"{subject.name} raised a {type(error).__name__}, which ends a test: {error}") from error
+
+
+def _ways_out() -> tuple[type[BaseException], ...]:
+    """What ends a test, or the process, without failing: a verdict that is not the backend's to give."""
+    import pytest
+
+    return pytest.skip.Exception, pytest.xfail.Exception, pytest.exit.Exception, unittest.SkipTest, SystemExit
+
+
+def _run(subject: Subject, case: Case, device: torch.device) -> Outcome:
+    """As run_case, of a case that this device and dtype can judge."""
+    from attnzoo.testing.checks import CHECKS
+    from attnzoo.testing.subject import Refused
+
     try:
         return CHECKS[case.check](subject, case.problem, device) or Outcome("passed")
     except NotApplicable as reason:

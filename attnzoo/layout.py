@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -89,8 +90,8 @@ def _copy(tensor: Tensor) -> Tensor:
 
 
 def _version(tensor: Tensor) -> int:
-    """How often the tensor was written in place; inference-mode tensors don't count."""
-    return 0 if tensor.is_inference() else tensor._version
+    """How often the tensor was written in place; inference-mode tensors don't count, and torch.compile can't ask."""
+    return 0 if torch.compiler.is_compiling() or tensor.is_inference() else tensor._version
 
 
 def pack_bits(blocks: Tensor) -> Tensor:
@@ -162,6 +163,8 @@ class BlockLayout:
             raise ValueError(f"the layout has {sum(blocks)} blocks; it takes at most {MOST_BLOCKS}: take larger blocks")
         summary = LayoutSummary(self.batch, self.heads, self.block_q, self.block_kv, *blocks, rule.parts)
         object.__setattr__(self, "summary", summary)  # not a cached_property: its lock stops torch.compile
+        if not torch.compiler.is_compiling() and type(full.offsets) is Tensor and not full.offsets.is_meta:
+            _living.setdefault(full.offsets.data_ptr(), self)
 
     @classmethod
     def _trusted(
@@ -357,10 +360,18 @@ class BlockLayout:
         bits = () if self.rule.bits is None else (self.rule.bits,)
         return [self.full.offsets, self.full.indices, self.partial.offsets, self.partial.indices, *segments, *bits]
 
+    @staticmethod
+    def check_owner(tensors: list[Tensor]) -> None:
+        """`check_unmodified` of the layout whose `tensors()` these are, for operators; nothing if they are copies."""
+        owner = _living.get(tensors[0].data_ptr())
+        if owner is not None:
+            owner.check_unmodified()
+
     def check_unmodified(self) -> None:
         """Raise ValueError if a tensor of the layout was written in place since it was validated.
 
-        Writes through `.data`, numpy or to inference-mode tensors, and any while torch.compile traces, go unseen.
+        Writes through `.data`, numpy or to inference-mode tensors go unseen. While torch.compile traces nothing is checked;
+        the operators of a compiled call check when they run, see `check_owner`.
         """
         if torch.compiler.is_compiling():
             return
@@ -371,6 +382,9 @@ class BlockLayout:
         self.check_unmodified()
         sizes = (self.q_len, self.kv_len, self.block_q, self.block_kv)
         return BlockLayout, (*sizes, self.full, self.partial, self.rule, self.batch, self.heads)  # a copy is validated anew
+
+
+_living: weakref.WeakValueDictionary[int, BlockLayout] = weakref.WeakValueDictionary()  # by where their first tensor lies
 
 
 def _transpose(lists: BlockLists, layout: BlockLayout) -> tuple[BlockLists, Tensor]:

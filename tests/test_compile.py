@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import shutil
 import threading
 
@@ -10,9 +11,13 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 import attnzoo
-from attnzoo import BlockLayout
+from attnzoo import BlockLayout, layouts
 
 BACKENDS = ("naive", "tiled")
+needs_compiler = [
+    pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning"),  # raised while torch imports Inductor
+    pytest.mark.skipif(shutil.which("g++") is None, reason="Inductor needs a C++ compiler on CPU"),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -63,6 +68,30 @@ def test_full_graph_with_gradients(name, backend):
         return attnzoo.attention(q, k, v, backend=backend, **OPTIONS[name])
 
     assert_same(torch.compile(call, fullgraph=True, backend="aot_eager"), call, qkv())
+
+
+def test_a_layout_chosen_in_compiled_code():
+    def call(q, k, v, scores):
+        return attnzoo.attention(q, k, v, layout=layouts.topk(scores, 2, q_len=12, kv_len=12, block=4), backend="tiled")
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for seed in range(2):
+        assert_same(compiled, call, [*qkv(), torch.rand(3, 3, generator=torch.Generator().manual_seed(seed))])
+
+
+@pytest.mark.parametrize("compiler", ["aot_eager", pytest.param("inductor", marks=needs_compiler)])
+def test_a_write_to_a_layout_is_caught_by_compiled_code(compiler):
+    q, k, v = qkv()
+    layout = BlockLayout.from_dense(torch.ones(12, 12, dtype=torch.bool).tril(), block=4)
+    compiled = torch.compile(lambda q: attnzoo.attention(q, k, v, layout=layout, backend="tiled"), fullgraph=True, backend=compiler)
+    torch.testing.assert_close(compiled(q), attnzoo.attention(q, k, v, layout=layout, backend="naive"))
+    copy.deepcopy(layout).full.indices[0] = 99
+    out = compiled(q)
+    layout.full.indices[0] = 99
+    with pytest.raises(ValueError, match="written in place"):
+        compiled(q)
+    with pytest.raises((ValueError, RuntimeError), match=r"written in place|modified by an inplace operation"):
+        out.sum().backward()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

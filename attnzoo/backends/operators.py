@@ -97,6 +97,15 @@ def _with_strides_of(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 @contextmanager
+def _ready(inputs: AttentionInputs) -> Iterator[None]:
+    """What holds while an operator runs: the layout as it was validated, no autocast, no memory kept."""
+    if inputs.layout is not None:
+        BlockLayout.check_owner(inputs.layout.tensors())
+    with torch.autocast(inputs.q.device.type, enabled=False), _keeping_nothing():
+        yield
+
+
+@contextmanager
 def _keeping_nothing() -> Iterator[None]:
     before, KEEPING.is_allowed = KEEPING.is_allowed, False
     try:
@@ -107,7 +116,7 @@ def _keeping_nothing() -> Iterator[None]:
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     backend, spec, inputs = _unpack(arguments)
-    with torch.autocast(inputs.q.device.type, enabled=False), _keeping_nothing():
+    with _ready(inputs):
         o, lse = backend.forward(spec, inputs)
     return _with_strides_of(o, empty_output(spec, inputs.q)), lse.contiguous()
 
@@ -120,7 +129,7 @@ def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
 
 def _backward(o: Tensor, lse: Tensor, grad_o: Tensor, grad_lse: Tensor | None, *arguments: Any) -> list[Tensor]:
     backend, spec, inputs = _unpack(arguments)
-    with torch.autocast(o.device.type, enabled=False), _keeping_nothing():
+    with _ready(inputs):
         grads = backend.backward(spec, inputs, o, lse, grad_o, grad_lse)
     return [_with_strides_of(getattr(grads, name), torch.empty_like(getattr(inputs, name))) for name in spec.grads]
 

@@ -14,10 +14,11 @@ from attnzoo.cost import predict
 from attnzoo.spec import AttentionSpec
 from attnzoo.streamed import keys_streamed, queries_streamed
 
-__all__ = ["HOPPER", "Step", "Traffic", "of_kernels", "of_paper", "of_standard"]
+__all__ = ["HOPPER", "Step", "Traffic", "of_kernels", "of_paper", "of_standard", "reasons_against_kernels"]
 
 HOPPER = (9, 0)
 FP32 = 4
+WIDEST = 256  # head dims of our kernels
 MASK_AND_DROPOUT = 10
 """Further passes over the scores where the mask and dropout are steps of their own, a byte of dropout's mask counted half."""
 
@@ -118,7 +119,13 @@ def of_kernels(spec: AttentionSpec, capability: tuple[int, int] = HOPPER, *, por
 
     Args:
         portable: the Triton kernels also where those of Hopper could serve.
+
+    Raises:
+        ValueError: no kernel of ours takes such a call: `reasons_against_kernels`.
     """
+    reasons = reasons_against_kernels(spec)
+    if reasons:
+        raise ValueError("; ".join(reasons))
     is_hopper = capability == HOPPER and not portable and _fits_hopper(spec)
     steps = [_hopper_forward(spec) if is_hopper else _triton_forward(spec, capability)]
     if spec.grads:
@@ -128,6 +135,15 @@ def of_kernels(spec: AttentionSpec, capability: tuple[int, int] = HOPPER, *, por
     extra = cost.extra_bytes if spec.grads else _rows(spec) * FP32
     name = "flash" if spec.layout is None else "block_sparse"
     return Traffic(name, _flash_flops(spec), tuple(steps), cost.hbm_bytes, extra)
+
+
+def reasons_against_kernels(spec: AttentionSpec) -> list[str]:
+    """Why there is no tile to count by; empty where there is one."""
+    dims = {name: dim for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)) if dim > WIDEST}
+    reasons = [f"{name} is {dim}, our kernels take at most {WIDEST}" for name, dim in dims.items()]
+    if spec.dtype.itemsize > FP32:
+        reasons.append(f"dtype is {str(spec.dtype).removeprefix('torch.')}, our kernels take float16, bfloat16 and float32")
+    return reasons
 
 
 def _flash_flops(spec: AttentionSpec) -> int:

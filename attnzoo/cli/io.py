@@ -35,8 +35,8 @@ def capability(text: str) -> tuple[int, int]:
 
 def io(
     q: Annotated[Sizes, typer.Option(parser=sizes, metavar="B,H,S,D", help="Shape of q; GPT-2 medium's in the paper by default.")] = None,
-    kv_heads: Annotated[int | None, typer.Option(help="Heads of k and v; as q by default.", show_default=False)] = None,
-    kv_len: Annotated[int | None, typer.Option(help="Length of k and v; as q by default.", show_default=False)] = None,
+    kv_heads: Annotated[int | None, typer.Option(min=1, help="Heads of k and v; as q by default.", show_default=False)] = None,
+    kv_len: Annotated[int | None, typer.Option(min=0, help="Length of k and v; as q by default.", show_default=False)] = None,
     dtype: Annotated[str, typer.Option(help="Of q, k and v.")] = "float16",
     causal: Annotated[bool, typer.Option("--causal")] = False,
     align: Annotated[str | None, typer.Option(help="top_left or bottom_right, where the lengths differ.")] = None,
@@ -54,7 +54,7 @@ def io(
     shape = PAPER_SHAPE if q is None else q
     if len(shape) != 4:
         raise typer.BadParameter(f"{','.join(map(str, shape))} has {len(shape)} sizes; it takes four: B,H,S,D", param_hint="'--q'")
-    kv = (shape[0], kv_heads or shape[1], kv_len or shape[2], shape[3])
+    kv = (shape[0], shape[1] if kv_heads is None else kv_heads, shape[2] if kv_len is None else kv_len, shape[3])
     options = {"causal": causal, "align": align, "window": window}
     try:
         wanted = [name for name in grad if name and name != "none"]
@@ -72,11 +72,15 @@ def io(
 
 
 def _accounts(spec: AttentionSpec, card: tuple[int, int]) -> dict[str, Traffic]:
-    from attnzoo.traffic import of_kernels, of_paper, of_standard
+    from attnzoo.traffic import of_kernels, of_paper, of_standard, reasons_against_kernels
 
     found = {"standard attention": of_standard(spec), "with mask and dropout as steps": of_standard(spec, has_mask_and_dropout=True)}
     if spec.layout is None and spec.band == (None, None):
         found[f"the paper's, {PAPER_BLOCK} keys a block"] = of_paper(spec, PAPER_BLOCK)
+    reasons = reasons_against_kernels(spec)
+    if reasons:
+        typer.echo(f"note: nothing of ours: {'; '.join(reasons)}", err=True)
+        return found
     ours = of_kernels(spec, card)
     portable = of_kernels(spec, card, portable=True)
     found[f"ours on {card[0]}.{card[1]}"] = ours

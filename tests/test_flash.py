@@ -185,6 +185,16 @@ def test_bias_of_the_lowest_number_gives_the_mean() -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("scale", [1e-50, 1e-42, 3e38])
+def test_scales_at_the_ends_of_fp32(scale: float) -> None:
+    """A score of -inf times a scale that became 0, or 0 times one that became infinite, is not a number."""
+    q, k, v = qkv()
+    tensors = [q * (1e-38 if scale > 1 else 1.0), k, v]
+    assert_matches_naive(tensors, wanted=("v",), scale=scale)
+    assert_matches_naive(tensors, wanted=("v",), scale=scale, causal=True, align="top_left")
+
+
+@interpreted
 @pytest.mark.parametrize("sink", [-1.0, torch.finfo(torch.float32).min], ids=str)
 def test_gradients_where_the_lse_can_not_count_the_keys(sink: float) -> None:
     lowest = torch.full((1, 2, 70, 45), torch.finfo(torch.float32).min)

@@ -44,6 +44,8 @@ REFUSED: dict[str, tuple[AttentionSpec, str]] = {
     "dropout": (spec_of(dropout_p=0.1), "dropout"),
     "zero scale": (spec_of(scale=0.0), "scale is 0.0"),
     "negative scale": (spec_of(scale=-1.0), "scale is -1.0"),
+    "scale that is 0 in fp32": (spec_of(scale=1e-50), "scale is 1e-50"),
+    "scale beyond fp32": (spec_of(scale=3e38), "scale is 3e+38"),
 }
 
 

@@ -17,6 +17,7 @@ DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (32, 256)  # below, half of a tile of 64 columns would be padding
 BACKWARD_HEAD_DIM = 128  # beyond it dK and dV do not fit into the registers of two warpgroups
 LONGEST_WITH_GRADIENT = 65535 // 2 * 128  # 65535 programs of 64 rows, on whole tiles of 128
+SCALES = (2.0**-126, 2.0**127)  # times log2(e) neither 0 nor infinite in fp32: a masked score, -inf, must stay one
 LONGEST = 2**29  # positions and their sums are int32 in the kernels
 
 
@@ -31,8 +32,8 @@ def reasons_against(spec: AttentionSpec) -> list[str]:
         reasons.append(f"the call has {', '.join(refused)}, which the Hopper kernels don't take")
     if spec.deterministic and spec.grads:
         reasons.append("deterministic=True with a gradient: the Hopper backward adds up dq in an order that varies")
-    if spec.scale <= 0.0:
-        reasons.append(f"scale is {spec.scale}, the Hopper kernels take a positive one")
+    if not SCALES[0] <= spec.scale <= SCALES[1]:
+        reasons.append(f"scale is {spec.scale}, the Hopper kernels take {SCALES[0]:.1e} to {SCALES[1]:.1e}")
     return reasons
 
 

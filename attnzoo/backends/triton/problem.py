@@ -19,6 +19,8 @@ from attnzoo.spec import AttentionSpec
 LOG2E = 1.4426950408889634
 LARGEST_TILE = 256  # rows
 L2_BYTES = 20 * 2**20  # of keys and values that programs running at one time may walk; an H200 has 50 MiB
+FOLDED_SCALES = (2.0**-126, 2.0**127)
+"""Times log2(e) they are neither 0 nor infinite in fp32: a masked score, -inf, must stay one."""
 VECTOR = 15  # the low bits that are 0 in a multiple of 16 bytes
 
 
@@ -30,7 +32,8 @@ class Facts:
         self.precision = precision
         self.capability = INTERPRETER if INTERPRETED else capability_of(spec.device)
         self.band = binding_band(spec)
-        self.folded = spec.softcap is None and spec.bias is None and spec.sinks_dtype is None and spec.scale > 0.0
+        is_plain = spec.softcap is None and spec.bias is None and spec.sinks_dtype is None
+        self.folded = is_plain and FOLDED_SCALES[0] <= spec.scale <= FOLDED_SCALES[1]
         self.scale = spec.scale * LOG2E if self.folded else spec.scale
         sizes = ((spec.q_heads, spec.q_len), (spec.kv_heads, spec.kv_len), (spec.kv_heads, spec.kv_len))
         self.strides = [

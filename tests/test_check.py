@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,6 +104,35 @@ def test_a_good_backend_exits_with_0(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert f"naive on cpu ({platform.machine()}): pass" in done.stdout
     assert not list(tmp_path.iterdir()), "nothing is written unless --output says where"
+
+
+QUITTING = """
+    import os
+    import attnzoo
+    from attnzoo.backends.naive import Naive
+
+    class Quitting(Naive):
+        name = "quitting"
+
+        def attend(self, spec, inputs):
+            if spec.causal:
+                os._exit(0)
+            return super().attend(spec, inputs)
+
+    @attnzoo.hookimpl
+    def attnzoo_backends():
+        return [Quitting()]
+"""
+
+
+def test_a_run_that_a_backend_ends_is_not_certified(tmp_path: Path) -> None:
+    """Without workers it takes pytest along, with an exit code that says that all went well."""
+    install(tmp_path, "zoo-quitting", {"quitting": "zoo_quitting"}, {"zoo_quitting": QUITTING})
+    options = ["--dtype", "float64", "--sample", "20", "--seeds", "0:1", "-n", "0", "--output", "quitting.json"]
+    done = check(tmp_path, "quitting", *options, ATTNZOO_PLUGINS="zoo-quitting")
+    assert done.returncode == 1, done.stdout
+    assert re.search(r"pytest ended with code 0 after \d+ tests, before its end: nothing is certified", done.stderr), done.stderr
+    assert not (tmp_path / "quitting.json").exists()
 
 
 @pytest.fixture

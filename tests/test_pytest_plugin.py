@@ -343,12 +343,14 @@ def test_too_many_refusals_are_in_the_verdict(tmp_path: Path) -> None:
 def test_the_printed_verdict_is_that_of_the_certificate(tmp_path: Path) -> None:
     """Both are made of the same records: workers that die, chunks that fail, and refusals."""
     from attnzoo.testing.certificate import Certificate, Run
+    from attnzoo.testing.journal import THE_END
     from attnzoo.testing.summary import lines
 
     record = tmp_path / "record"
     options = ["-n", "2", "-p", "attnzoo.testing.recorder", "--attn-record", str(record), "--attn-seeds", "0:2"]
     done = pytest_on(tmp_path, judged("Dying"), "-k", "T20-window-top_left-20x65 or random_problems or explained", *options)
-    recorded = [json.loads(line) for line in record.read_text().splitlines()]
+    *recorded, end = [json.loads(line) for line in record.read_text().splitlines()]
+    assert end == THE_END
     run = Run("cpu", "", "quick", "0:2")
     made = Certificate.of(recorded, backend="dying", distribution={}, versions={}, run=run)
     assert "crashed while running" in done.stdout

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-__all__ = ["FOLDER", "last_of", "note"]
+__all__ = ["FOLDER", "THE_END", "last_of", "note"]
+
+THE_END = {"test": "the end"}  # the last line of a record; a run whose process a backend ended has none
 
 FOLDER = "ATTNZOO_JOURNAL"  # environment variable, which the workers of pytest-xdist inherit; without it nothing is written
 

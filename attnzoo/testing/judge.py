@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attnzoo.testing.certificate import Certificate, Run
-from attnzoo.testing.journal import FOLDER
+from attnzoo.testing.journal import FOLDER, THE_END
 
 if TYPE_CHECKING:
     import torch
@@ -87,8 +87,11 @@ def judge(
         lines = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()] if record.exists() else []
     if sanitizer and code == SANITIZER_FOUND:
         raise SuiteError(f"compute-sanitizer's {sanitizer} found errors, printed above: nothing is certified")
-    if code not in (0, 1) or not lines:
-        raise SuiteError(f"pytest ended with code {code} after {len(lines)} tests: nothing is certified")
+    ended = THE_END in lines
+    lines = [line for line in lines if line != THE_END]
+    if code not in (0, 1) or not ended or not lines:
+        early = "" if ended else ", before its end"
+        raise SuiteError(f"pytest ended with code {code} after {len(lines)} tests{early}: nothing is certified")
     certificate = Certificate.of(lines, backend=backend, distribution=distribution, versions=versions(), run=run)
     if (certificate.verdict == "pass") != (code == 0):
         raise SuiteError(f"pytest ended with code {code}, but {len(certificate.failures)} failures were recorded: nothing is certified")

@@ -1,4 +1,4 @@
-"""A pytest plugin, `-p attnzoo.testing.recorder --attn-record FILE`: one line of JSON for every test that ended.
+"""A pytest plugin, `-p attnzoo.testing.recorder --attn-record FILE`: one line of JSON for every test that ended, and a last one.
 
 Reports of all xdist workers arrive in the process that writes, also the report of a test that its worker did not survive.
 """
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from attnzoo.testing.journal import last_of
+from attnzoo.testing.journal import THE_END, last_of
 
 __all__ = ["Recorder", "line_of"]
 
@@ -41,8 +41,14 @@ class Recorder:
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not is_recorded(report):
             return
+        self._append(line_of(report))
+
+    def pytest_sessionfinish(self) -> None:
+        self._append(THE_END)
+
+    def _append(self, line: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line_of(report)) + "\n")
+            file.write(json.dumps(line) + "\n")
 
 
 def is_recorded(report: pytest.TestReport) -> bool:

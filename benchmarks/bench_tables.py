@@ -1,6 +1,6 @@
 """The measured part of docs/bench.md and its pictures, and the speeds in README.md and docs/hopper.md, made of the committed matrix.
 
-python benchmarks/bench_tables.py            write each between its two markers, draw the pictures; these need matplotlib
+python benchmarks/bench_tables.py            write each between its two markers, draw the pictures and the page; these need matplotlib
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from statistics import geometric_mean
 
 from pages import RESULTS, ROOT, between, table, write
 
+from attnzoo.bench.page import page
 from attnzoo.bench.plots import figures
 from attnzoo.bench.results import Cell, Results
 from attnzoo.bench.tables import machine_line
 from attnzoo.bench.workload import Workload
 
 FILE = RESULTS / "bench.json"
+PAGE = RESULTS / "bench.html"
 SPEED = "<!-- speed:begin -->", "<!-- speed:end -->"
 SPEED_PAGES = ("README.md", "docs/hopper.md")
 DIRECTIONS = ("forward", "backward")
@@ -175,6 +177,7 @@ def draw(results: Results) -> None:
 if __name__ == "__main__":
     committed = Results.read(FILE)
     draw(committed)
+    PAGE.write_text(page(committed), encoding="utf-8")
     write("bench.md", measured(committed))
     for name in SPEED_PAGES:
         between(ROOT / name, SPEED, speed(committed))

@@ -256,8 +256,9 @@ def compile_all(processes: int) -> None:
 def keep(output: Path | None, part: str, found: Found) -> None:
     """Print each result and merge it into the file."""
     results: dict[str, Any] = json.loads(output.read_text()) if output and output.exists() else {}
-    if "machine" not in results:
-        results["machine"] = describe("cuda")
+    here = describe("cuda")
+    results.setdefault("machine", here)
+    results.setdefault("commits", {})[part] = here.get("commit")
     for name, value in found:
         results.setdefault(part, {})[name] = value
         print(name, json.dumps({k: v for k, v in value.items() if k not in ("kernels", "steps")}), flush=True)

@@ -28,7 +28,7 @@ def measured(results: dict[str, Any]) -> str:
     """Everything between the markers; what did not run is left out, what failed says so."""
     machine = results["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items() if name in ("torch", "triton"))
-    parts = [f"One {machine['name']}, {versions}, commit {machine.get('commit')} (`benchmarks/results/h200/io.json`)."]
+    parts = [f"One {machine['name']}, {versions}, commit {commits(results)} (`benchmarks/results/h200/io.json`)."]
     if results.get("measure"):
         parts += [
             "bf16, one batch, 16 heads, D = 128; sparse is a quarter of the blocks of 128 x 128; `both` is forward and backward. GB:",
@@ -45,6 +45,13 @@ def measured(results: dict[str, Any]) -> str:
         parts += ["The portable forward at S = 8192, D = 64, 16 heads, by its tile:", tiles(results["tiles"])]
         parts += [turn(results["tiles"])]
     return "\n\n".join(filter(None, parts))
+
+
+def commits(results: dict[str, Any]) -> str:
+    """Of the first part that was measured, and of those that were measured at another."""
+    first = results["machine"].get("commit")
+    others = [f"{part} at {commit}" for part, commit in results.get("commits", {}).items() if commit != first]
+    return ", ".join([str(first), *others])
 
 
 def wrapped(text: str) -> str:

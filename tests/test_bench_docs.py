@@ -46,6 +46,12 @@ def test_a_page_shows_the_committed_results(script, page, name, results):
     assert shown == script(name).measured(read(file)), f"write docs/{page} anew: it says what its script says"
 
 
+def test_the_curves_on_a_cpu_are_the_committed_ones(script):
+    results = json.loads((ROOT / "benchmarks" / "results" / "end_to_end_cpu.json").read_text())
+    table = script("report").losses(results["curves"])
+    assert table in (ROOT / "docs" / "end_to_end.md").read_text(encoding="utf-8"), table
+
+
 def test_readme_and_hopper_show_the_committed_speeds(script):
     tables = script("bench_tables")
     expected = tables.speed(Results.read(tables.FILE))
@@ -53,6 +59,19 @@ def test_readme_and_hopper_show_the_committed_speeds(script):
     for page in tables.SPEED_PAGES:
         shown = (ROOT / page).read_text(encoding="utf-8").partition(begin)[2].partition(end)[0].strip()
         assert shown == expected, f"run python benchmarks/bench_tables.py: {page} says something else"
+
+
+def test_the_committed_page_is_that_of_the_committed_results(script):
+    """All but its pictures, which another version of matplotlib draws otherwise."""
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+    tables = script("bench_tables")
+
+    def without_pictures(text: str) -> str:
+        return re.sub(r"<svg.*?</svg>", "", text, flags=re.DOTALL)
+
+    committed = tables.PAGE.read_text(encoding="utf-8")
+    assert committed.count("<svg") == 4, "speed, memory, density, roofline"
+    assert without_pictures(committed) == without_pictures(tables.page(Results.read(tables.FILE))), "run python benchmarks/bench_tables.py"
 
 
 @pytest.mark.parametrize("page", ["bench.md", "io.md", "end_to_end.md"])
@@ -126,6 +145,8 @@ def test_bytes_with_holes(script):
     assert "| flash | 1 | 1 | 0.1 | 2 | 4.4 |" in text, text
     assert "behind it, where this card's fall by 15.0." in " ".join(text.split()), text
     assert "| flash | no permission |" in tables.measured({"machine": MACHINE, "paper": paper, "paper_bytes": {"flash": case(None)}})
+    late = tables.measured({"machine": MACHINE, "paper": paper, "commits": {"measure": "abc", "paper": "def"}})
+    assert "commit abc, paper at def (" in late, late
     assert "ms" not in tables.measured({"machine": MACHINE}), "parts that did not run are left out"
 
 
@@ -155,10 +176,19 @@ def test_steps_of_two_runs_are_one_table(script, tmp_path):
     assert "| m | 8 | flash | 20 |  | 2.00 x | 1.0 | 2.0 |" in text, text
     assert "| m | 8 | eager | out of memory: a / b | | | | |" in text, text
     assert "the paper's" not in text, "it has no model of the paper's"
+    curves = [{"attention": "eager", "losses": [1.0, 0.5], "held_out": 0.5, "width": 8}]
+    assert f"({report.CARD_CURVES})" in report.measured({"machine": MACHINE, "steps": [], "curves": curves})
     steps = [
         {**row, "model": "BERT-large", "length": 512, "attention": name, "tokens_s": speed} for name, speed in (("eager", 2), ("flash", 3))
     ]
     assert "| BERT-large | 512 | 1.50 x | 1.15 x |" in report.measured({"machine": MACHINE, "steps": steps, "curves": []})
+    again = tmp_path / "again.json"
+    later = {**MACHINE, "commit": "def"}
+    again.write_text(json.dumps({"machine": later, "steps": [{**row, "attention": "eager", "tokens_s": 5.0}], "curves": []}))
+    text = report.measured(report.merged([*files, again]))
+    assert "| m | 8 | eager | 5 | 1.00 x | 0.50 x |" in text, text
+    assert "out of memory" not in text, "a row that ran again takes the place of the old one"
+    assert "commit abc, def (" in text, text
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"machine": {**MACHINE, "name": "another"}, "steps": [], "curves": []}))
     with pytest.raises(SystemExit, match="several machines"):

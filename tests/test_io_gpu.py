@@ -100,7 +100,7 @@ def test_bytes_are_counted_on_either_side_of_the_crossbar(io_gpu):
 
 
 def test_results_are_kept_as_they_come(io_gpu, tmp_path, monkeypatch):
-    monkeypatch.setattr(io_gpu, "describe", lambda device: {"name": "card"})
+    monkeypatch.setattr(io_gpu, "describe", lambda device: {"name": "card", "commit": "first"})
     output = tmp_path / "out.json"
 
     def fails_half_way():
@@ -109,10 +109,12 @@ def test_results_are_kept_as_they_come(io_gpu, tmp_path, monkeypatch):
 
     with pytest.raises(RuntimeError, match="killed"):
         io_gpu.keep(output, "paper", fails_half_way())
+    monkeypatch.setattr(io_gpu, "describe", lambda device: {"name": "card", "commit": "later"})
     io_gpu.keep(output, "tiles", iter([("16 x 16", {"ms": 2})]))
     kept = json.loads(output.read_text())
     assert kept["paper"] == {"first": {"ms": 1}}
     assert kept["tiles"] == {"16 x 16": {"ms": 2}}
+    assert (kept["machine"]["commit"], kept["commits"]) == ("first", {"paper": "first", "tiles": "later"})
 
 
 def test_the_account_follows_the_tile(io_gpu):

@@ -90,6 +90,11 @@ def draw(curves: list[dict[str, Any]], file: Path) -> None:
     figure.savefig(file, dpi=130)
 
 
+CARD_CURVES = "end_to_end_h200.png"
+KEY = ("model", "length", "attention")
+"""What a row is of; a curve has its attention alone."""
+
+
 def measured(results: dict[str, Any]) -> str:
     """The part of docs/end_to_end.md between its markers: results of a card."""
     machine = results["machine"]
@@ -102,19 +107,27 @@ def measured(results: dict[str, Any]) -> str:
     if results["curves"]:
         setting = results["curves"][0]
         sizes = ", ".join(f"{setting[name]} {name}" for name in ("layers", "width", "heads", "length", "batch", "steps") if name in setting)
-        parts += [f"Loss curves of a small decoder ({sizes}):", losses(results["curves"])]
+        parts += [f"Loss curves of a small decoder ({sizes}):", losses(results["curves"]), f"![The loss curves on the card]({CARD_CURVES})"]
     else:
         parts.append("Known gap: the loss curves of the larger decoder have not run on a GPU yet.")
     return "\n\n".join(parts)
 
 
 def merged(files: list[Path]) -> dict[str, Any]:
-    """Runs of one machine as one: the rows of all."""
+    """Runs of one machine as one: the rows of all, of a model and attention that ran twice the later file's; all their commits."""
     every = [json.loads(file.read_text()) for file in files]
-    names = {each["machine"]["name"] for each in every}
-    if len(names) > 1:
-        raise SystemExit(f"results of several machines: {', '.join(sorted(names))}")
-    return every[0] | {part: [row for each in every for row in each[part]] for part in ("steps", "curves")}
+    for what, kinds in (
+        ("machines", {each["machine"]["name"] for each in every}),
+        ("versions of torch", {each["machine"]["versions"]["torch"] for each in every}),
+    ):
+        if len(kinds) > 1:
+            raise SystemExit(f"results of several {what}: {', '.join(sorted(kinds))}")
+    commits = dict.fromkeys(str(each["machine"].get("commit")) for each in every)
+    whole = every[0] | {"machine": every[0]["machine"] | {"commit": ", ".join(commits)}}
+    for part in ("steps", "curves"):
+        rows = {tuple(row.get(name) for name in KEY): row for each in every for row in each[part]}
+        whole[part] = list(rows.values())
+    return whole
 
 
 def main() -> None:
@@ -132,8 +145,10 @@ def main() -> None:
         asked.merge.write_text(json.dumps(results, indent=1) + "\n")
     if asked.page:
         sys.path.insert(0, str(Path(__file__).parents[1]))
-        from pages import write
+        from pages import ROOT, write
 
+        if results["curves"]:
+            draw(results["curves"], ROOT / "docs" / CARD_CURVES)
         write("end_to_end.md", measured(results))
 
 

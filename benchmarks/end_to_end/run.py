@@ -27,7 +27,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--small", action="store_true", help="tiny models, seconds on a CPU")
-    parser.add_argument("--attention", action="append", default=[], help="these alone, beside stock; may be repeated")
+    parser.add_argument("--attention", action="append", default=[], help="these alone, of the steps; may be repeated")
     parser.add_argument("--parts", default="curves,steps")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin nothing new after so many")
     parser.add_argument("--output", type=Path)

@@ -31,9 +31,9 @@ def measured(results: dict[str, Any]) -> str:
     parts = [f"One {machine['name']}, {versions}, commit {commits(results)} (`benchmarks/results/h200/io.json`)."]
     if results.get("measure"):
         parts += [
-            "bf16, one batch, 16 heads, D = 128; sparse is a quarter of the blocks of 128 x 128; `both` is forward and backward. GB:",
-            counted(results["measure"]),
-            verdict(results["measure"]),
+            "bf16, one batch, 16 heads, D = 128; sparse is a quarter of the blocks of 128 x 128; `both` is forward and backward, counted\nin one run, and `backward` is what it has beyond the forward. GB:",
+            counted(with_backward(results["measure"])),
+            verdict(with_backward(results["measure"])),
             beyond(results["measure"]),
         ]
     if results.get("paper"):
@@ -56,6 +56,21 @@ def commits(results: dict[str, Any]) -> str:
 
 def wrapped(text: str) -> str:
     return textwrap.fill(text, 125, break_long_words=False, break_on_hyphens=False)
+
+
+def with_backward(cases: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Each `both` is followed by a `backward`: its numbers less those of the forward, where both were counted."""
+    found: dict[str, dict[str, Any]] = {}
+    for name, case in cases.items():
+        found[name] = case
+        forward = cases.get(name.replace("-both-", "-forward-"))
+        if "-both-" not in name or forward is None:
+            continue
+        sums = ("predicted_l2", "compulsory", "measured_l2", "measured_dram")
+        less = {key: None if None in (case[key], forward[key]) else case[key] - forward[key] for key in sums}
+        if less["measured_l2"] is not None and less["predicted_l2"]:
+            found[name.replace("-both-", "-backward-")] = less | {"ratio": less["measured_l2"] / less["predicted_l2"]}
+    return found
 
 
 def counted(cases: dict[str, dict[str, Any]]) -> str:

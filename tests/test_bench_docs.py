@@ -145,6 +145,10 @@ def test_bytes_with_holes(script):
     assert "| flash | 1 | 1 | 0.1 | 2 | 4.4 |" in text, text
     assert "behind it, where this card's fall by 15.0." in " ".join(text.split()), text
     assert "| flash | no permission |" in tables.measured({"machine": MACHINE, "paper": paper, "paper_bytes": {"flash": case(None)}})
+    pair = {"dense-forward-8": case(1.0), "dense-both-8": case(1.5) | {"predicted_l2": 1.5e9, "compulsory": 3e8, "ratio": 1.0}}
+    text = tables.measured({"machine": MACHINE, "measure": pair})
+    assert "| dense | backward | 8 | 0.5 | 0.5 | 1.000 | 0.2 |" in text, text
+    assert "3 of 3 cases are within 15%" in text, text
     late = tables.measured({"machine": MACHINE, "paper": paper, "commits": {"measure": "abc", "paper": "def"}})
     assert "commit abc, paper at def (" in late, late
     assert "ms" not in tables.measured({"machine": MACHINE}), "parts that did not run are left out"

@@ -17,7 +17,7 @@ from attnzoo.bench.matrix import Matrix
 from attnzoo.bench.processes import Contestant
 from attnzoo.bench.results import Results
 from attnzoo.bench.run import contestants, run
-from attnzoo.bench.worker import Prepared
+from attnzoo.bench.worker import Prepared, free_bytes
 from attnzoo.bench.workload import Workload
 from attnzoo.registry import default
 from attnzoo.testing import ConformanceError
@@ -108,6 +108,25 @@ def test_a_hang_ends_with_the_time_limit(faulty):
         assert answer == {"status": "error", "detail": "no answer within 0.5 s (prepare)"}, answer
     finally:
         contestant.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "limit", "free"),
+    [
+        ("memory.max", "max", 2**30),
+        ("memory.max", str(2**20), 2**20),
+        ("memory/memory.limit_in_bytes", str(2**62), 2**30),
+        (None, "", 2**30),
+    ],
+)
+def test_no_more_memory_is_free_than_a_container_may_use(tmp_path, name, limit, free):
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc" / "meminfo").write_text(f"MemTotal: 9999999 kB\nMemAvailable: {2**20} kB\n")
+    if name is not None:
+        file = tmp_path / "sys" / "fs" / "cgroup" / name
+        file.parent.mkdir(parents=True)
+        file.write_text(limit + "\n")
+    assert free_bytes(tmp_path) == free
 
 
 def test_a_plugin_can_not_read_the_requests(faulty):

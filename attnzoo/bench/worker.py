@@ -207,11 +207,20 @@ def limit_memory() -> None:
     try:
         import resource
 
-        lines = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(int(lines["MemAvailable"].split()[0]) * 1024 * SHARE_OF_MEMORY)
+        free = int(free_bytes() * SHARE_OF_MEMORY)
         resource.setrlimit(resource.RLIMIT_DATA, (free, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     except (ImportError, OSError, KeyError, ValueError):  # not Linux
         return
+
+
+def free_bytes(root: Path = Path("/")) -> int:
+    """What this machine has available, and no more than its container may use: beyond that it would be killed, not refused."""
+    lines = dict(line.split(":", 1) for line in (root / "proc/meminfo").read_text().splitlines())
+    free = int(lines["MemAvailable"].split()[0]) * 1024
+    for name in ("memory.max", "memory/memory.limit_in_bytes"):  # control groups, second and first version
+        with contextlib.suppress(OSError, ValueError):  # the other version; "max"
+            free = min(free, int((root / "sys/fs/cgroup" / name).read_text()))
+    return free
 
 
 def main(name: str) -> None:

@@ -31,7 +31,8 @@ def measured(results: dict[str, Any]) -> str:
     parts = [f"One {machine['name']}, {versions}, commit {commits(results)} (`benchmarks/results/h200/io.json`)."]
     if results.get("measure"):
         parts += [
-            "bf16, one batch, 16 heads, D = 128; sparse is a quarter of the blocks of 128 x 128; `both` is forward and backward, counted\nin one run, and `backward` is what it has beyond the forward. GB:",
+            "bf16, one batch, 16 heads, D = 128; sparse is a quarter of the blocks of 128 x 128; `both` is forward and backward, counted\n"
+            "in one run, and `backward` is what it has beyond the forward. GB:",
             counted(with_backward(results["measure"])),
             verdict(with_backward(results["measure"])),
             beyond(results["measure"]),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 from typing import Any
 
 import pytest
 import torch
 
+from attnzoo import layouts
 from attnzoo.backends.hopper import support
 from attnzoo.spec import AttentionSpec
 
@@ -94,3 +96,23 @@ def test_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(support, "_found_triton", ["3.8.0"])
     reasons = support.machine_reasons(torch.device("cpu"))
     assert [reason.split(" is ")[0] for reason in reasons] == ["device", "triton"], f"got {reasons}"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra triton)")
+@pytest.mark.parametrize("has_layout", [False, True])
+def test_what_hooks_on_saved_tensors_moved_is_aligned_again(has_layout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels read 16 bytes at a time; o comes from the graph, and a hook may have packed it anywhere."""
+    from attnzoo.backends.hopper import launch as dense
+    from attnzoo.backends.hopper_sparse import launch as sparse
+
+    launched: list[dense.Launch] = []
+    monkeypatch.setattr(dense.Launch, "__call__", lambda launch: launched.append(launch))
+    q, o, grad_o = [torch.empty(1 + 4 * 128 * 64, dtype=torch.bfloat16)[1:].view(1, 4, 128, 64) for _ in range(3)]
+    q.requires_grad_()
+    lse = torch.empty(1, 4, 128)
+    if has_layout:
+        layout = layouts.causal(128, block=128)
+        sparse.backward(AttentionSpec.of(q, q, q, layout=layout), layout, (q, q, q), o, lse, grad_o, None)
+    else:
+        dense.backward(AttentionSpec.of(q, q, q), q, q, q, o, lse, grad_o, None)
+    assert [tensor.data_ptr() % 16 for tensor in launched[0].arguments[:2]] == [0, 0]

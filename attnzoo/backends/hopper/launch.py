@@ -296,7 +296,7 @@ def backward_launches(
     grad_lse: Tensor | None,
     grads: tuple[Tensor, Tensor, Tensor],
 ) -> tuple[Launch, Launch, Launch]:
-    """The three launches, in order, that fill grads: dq, dk and dv. q, k, v and grad_o as `aligned` gives them."""
+    """The three launches, in order, that fill grads: dq, dk and dv. q, k, v, o and grad_o as `aligned` gives them."""
     plan = backward_plan(spec)
     scratch = Scratch.of(spec, plan)
     dq, dk, dv = grads
@@ -314,6 +314,6 @@ def backward(
     with on_device(spec.device):
         grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
         tensors = aligned(q), aligned(k), aligned(v)
-        for launch in backward_launches(spec, tensors, o, lse, aligned(grad_o), grad_lse, grads):
+        for launch in backward_launches(spec, tensors, aligned(o), lse, aligned(grad_o), grad_lse, grads):
             launch()
     return grads

@@ -146,7 +146,7 @@ def backward(
         grads = dq, dk, dv = tuple([torch.empty_like(tensor) for tensor in tensors])
         scratch = Scratch.of(spec, plan)
         given = (*map(aligned, tensors), aligned(grad_o))
-        pre_launch(spec, plan, o, lse, given[3], grad_lse, scratch)()
+        pre_launch(spec, plan, aligned(o), lse, given[3], grad_lse, scratch)()
         main_launch(spec, plan, schedule, given, scratch, dk, dv)()
         post_launch(spec, plan, scratch, dq)()
     return grads

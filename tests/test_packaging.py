@@ -94,7 +94,7 @@ q = torch.randn(1, 2, 8, 4)
 for name in ("sdpa", "flex_eager"):
     difference = attnzoo.attention(q, q, q, causal=True, backend=name) - attnzoo.attention(q, q, q, causal=True, backend="naive")
     assert difference.abs().max() < 1e-5, name
-for name in ("fa3", "fa4"):
+for name in ("fa2", "fa3", "fa4"):
     assert any("is not installed: pip install" in reason for reason in attnzoo.explain(q, q, q).rejected[name]), name
 import attnzoo_sdpa, attnzoo_flex, attnzoo_flash_attn
 for module in (attnzoo_sdpa, attnzoo_flex, attnzoo_flash_attn):

@@ -1,4 +1,4 @@
-"""FlashAttention 3 and 4 as attnzoo backends: `fa3` and `fa4`, each if its distribution is installed."""
+"""FlashAttention 3 and 4 as attnzoo backends: `fa3` and `fa4`, each if its distribution is installed; `fa2` is in its own module."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ import torch
 from attnzoo import AttentionSpec
 from attnzoo.tracing import constant_when_traced
 
-__all__ = ["band_reasons", "hopper_reasons", "is_installed"]
+__all__ = ["ampere_reasons", "band_reasons", "hopper_reasons", "is_installed"]
 
 
 @constant_when_traced
@@ -27,12 +27,24 @@ def is_installed(*modules: str) -> bool:
 @constant_when_traced
 def hopper_reasons(device: torch.device) -> list[str]:
     """Why the card is none that these kernels were measured on."""
+    reasons, (major, minor) = _card(device)
+    return reasons if major in (0, 9) else [f"compute capability is {major}.{minor}, it takes 9.0, where it was measured"]
+
+
+@constant_when_traced
+def ampere_reasons(device: torch.device) -> list[str]:
+    """Why the card is none that FlashAttention 2 is compiled for."""
+    reasons, (major, minor) = _card(device)
+    return reasons if major == 0 or major >= 8 else [f"compute capability is {major}.{minor}, it takes 8.0 and later"]
+
+
+def _card(device: torch.device) -> tuple[list[str], tuple[int, int]]:
+    """Why there is no such card, and its compute capability, (0, 0) where there is none."""
     if device.type != "cuda":
-        return []  # the capabilities say so
+        return [], (0, 0)  # the capabilities say so
     if not torch.cuda.is_available():
-        return [f"the device is {device}, torch sees no CUDA device here"]
-    major, minor = torch.cuda.get_device_capability(device)
-    return [] if major == 9 else [f"compute capability is {major}.{minor}, it takes 9.0, where it was measured"]
+        return [f"the device is {device}, torch sees no CUDA device here"], (0, 0)
+    return [], torch.cuda.get_device_capability(device)
 
 
 def band_reasons(spec: AttentionSpec) -> list[str]:

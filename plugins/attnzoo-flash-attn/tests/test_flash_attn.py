@@ -17,6 +17,7 @@ import torch
 import attnzoo
 from attnzoo import AttentionInputs, AttentionSpec, BlockLayout
 
+fa2 = pytest.importorskip("attnzoo_flash_attn.fa2", reason="attnzoo-flash-attn is not installed: pip install -e plugins/attnzoo-flash-attn")
 fa3 = pytest.importorskip("attnzoo_flash_attn.fa3", reason="attnzoo-flash-attn is not installed: pip install -e plugins/attnzoo-flash-attn")
 fa4 = pytest.importorskip("attnzoo_flash_attn.fa4")
 tensors = pytest.importorskip("attnzoo_flash_attn.tensors")
@@ -68,12 +69,20 @@ def flash_attn(q, k, v, softmax_scale, causal=False, window_size=(None, None), s
     return (scores.softmax(-1) @ v).transpose(1, 2), scores.logsumexp(-1).float()
 
 
+def flash_attn_2(q, k, v, *, dropout_p, softmax_scale, causal, window_size, softcap, return_attn_probs):
+    """flash-attn 2's: -1 is no bound, and the probabilities of its dropout are a third result."""
+    assert dropout_p == 0.0
+    assert return_attn_probs
+    bounds = tuple(None if bound == -1 else bound for bound in window_size)
+    return (*flash_attn(q, k, v, softmax_scale, causal, bounds, softcap), None)
+
+
 @pytest.fixture
 def installed(monkeypatch):
     """Modules of flash-attn's names, with the functions above."""
-    for name in ("fa3_fwd_interface", "flash_attn.cute", "flash_attn.cute.block_sparsity"):
+    for name in ("flash_attn", "fa3_fwd_interface", "flash_attn.cute", "flash_attn.cute.block_sparsity"):
         module = ModuleType(name)
-        module.flash_attn_func = flash_attn
+        module.flash_attn_func = flash_attn_2 if name == "flash_attn" else flash_attn
         module.BlockSparseTensorsTorch = lambda cnt, idx, full, full_idx, block_size: Lists(cnt, idx, full, full_idx, block_size)
         monkeypatch.setitem(sys.modules, name, module)
 
@@ -82,7 +91,7 @@ def randn(*shape):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)), dtype=torch.float64)
 
 
-@pytest.mark.parametrize("backend", [fa3.Fa3(), fa4.Fa4()], ids=["fa3", "fa4"])
+@pytest.mark.parametrize("backend", [fa2.Fa2(), fa3.Fa3(), fa4.Fa4()], ids=["fa2", "fa3", "fa4"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -140,6 +149,10 @@ LAYOUT = BlockLayout.from_blocks(torch.ones(2, 2, dtype=torch.bool), block=128).
 @pytest.mark.parametrize(
     ("name", "part", "changes"),
     [
+        ("fa2", "flash-attn 2 is not installed: pip install", {}),
+        ("fa2", "dtype is float32", {"dtype": torch.float32}),
+        ("fa2", "bottom_right (", {"causal": True, "align": "bottom_right", "kv_len": 512}),
+        ("fa2", "head_dim is 68, it takes multiples of 8", {"head_dim": 68, "value_dim": 68}),
         ("fa3", "fa3-fwd is not installed: pip install", {}),
         ("fa4", "flash-attn-4 is not installed: pip install", {}),
         ("fa3", "it has no backward", {"grads": ("q",)}),
@@ -161,7 +174,19 @@ def test_what_it_can_not_do_is_refused(name, part, changes):
     assert any(part in reason for reason in found), f"{name} says {found}"
 
 
+def test_gradients_come_back_through_flash_attn_2(installed):
+    q, k, v = (tensor.requires_grad_() for tensor in (randn(1, 4, 30, 16), randn(1, 2, 30, 16), randn(1, 2, 30, 16)))
+    asked = AttentionSpec.of(q, k, v, causal=True)
+    o, _ = fa2.Fa2().attend(asked, AttentionInputs.of(asked, q, k, v))
+    found = torch.autograd.grad(o.sum(), (q, k, v))
+    expected = torch.autograd.grad(attnzoo.attention(q, k, v, causal=True, backend="naive").sum(), (q, k, v))
+    torch.testing.assert_close(found, expected)
+
+
 def test_another_card_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert any("8.0, it takes 9.0" in reason for reason in attnzoo.get("fa4").unsupported_reasons(spec()))
+    assert not any("compute capability" in reason for reason in attnzoo.get("fa2").unsupported_reasons(spec()))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    assert any("7.5, it takes 8.0" in reason for reason in attnzoo.get("fa2").unsupported_reasons(spec()))

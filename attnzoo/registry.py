@@ -52,7 +52,7 @@ class Plugin:
 
 
 BUILT_IN = Plugin("attnzoo", "", "attnzoo.backends", ("block_sparse", "flash", "naive", "tiled"))
-PREFERENCE = ("block_sparse", "flash", "tiled", "naive")
+PREFERENCE = ("flash", "block_sparse", "tiled", "naive")  # flash takes no layout: with one it is block_sparse
 RESERVED = frozenset({AUTO, *PREFERENCE})
 
 

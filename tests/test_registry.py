@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from attnzoo import AttentionSpec, Backend, Capabilities, UnknownBackendError, UnsupportedError, registry
+from attnzoo import AttentionSpec, Backend, Capabilities, UnknownBackendError, UnsupportedError, layouts, registry
 from attnzoo.backend import API_VERSION, FEATURES
+from attnzoo.backends.flash import Flash
 from attnzoo.registry import AUTO, BUILT_IN, PREFERENCE, RESERVED, Plugin, Registry, discover
 
 Q = torch.zeros(1, 1, 2, 4)
@@ -50,6 +51,18 @@ def test_preference_passes_over_what_is_not_known():
 def test_order(choice, order):
     known = Registry([Fake("b"), Fake("a"), Fake("z")], preference=("a", "b"))
     assert known.order(choice) == order, f"{choice!r} gives {known.order(choice)}"
+
+
+def test_automatic_choice_is_block_sparse_for_a_layout_and_flash_without():
+    """The order needs no layout to be looked at: flash claims none."""
+    unable = Capabilities(dtypes={torch.float32}, forward=set(FEATURES) - {"layout"})
+    known = Registry([Fake(name) for name in ("naive", "tiled", "flash", "block_sparse")])
+    for name in known.names():
+        known.get(name).unsupported_reasons = (unable if name == "flash" else known.get(name).capabilities).reasons_against
+    assert "layout" not in Flash(is_interpreted=True).capabilities.forward
+    layout = layouts.causal(2, block=2)
+    assert known.decide(SPEC, AUTO).chosen.name == "flash"
+    assert known.decide(AttentionSpec.of(Q, Q, Q, layout=layout), AUTO).chosen.name == "block_sparse"
 
 
 @pytest.mark.parametrize(

@@ -302,13 +302,15 @@ class BlockLayout:
         return to_dense(self)
 
     def to(self, device: torch.device | str) -> BlockLayout:
-        """The same layout with its tensors on `device`."""
+        """The same layout with its tensors on `device`; itself where they are there."""
         self.check_unmodified()
 
         def moved(lists: BlockLists) -> BlockLists:
             return BlockLists(lists.offsets.to(device), lists.indices.to(device))
 
-        rule = self.rule
+        full, rule = moved(self.full), self.rule
+        if full.offsets is self.full.offsets:
+            return self
         segments = None if rule.segments is None else (rule.segments[0].to(device), rule.segments[1].to(device))
         bits = None if rule.bits is None else rule.bits.to(device)
         return BlockLayout._trusted(
@@ -316,7 +318,7 @@ class BlockLayout:
             kv_len=self.kv_len,
             block_q=self.block_q,
             block_kv=self.block_kv,
-            full=moved(self.full),
+            full=full,
             partial=moved(self.partial),
             rule=ElementRule(rule.band, segments, bits),
             batch=self.batch,

@@ -287,6 +287,13 @@ def test_layouts_can_be_made_and_used_in_inference_mode():
         BlockLayout(**parts()).check_unmodified()
 
 
+def test_to_the_device_where_it_is_gives_the_layout_itself():
+    """And with it what was derived from it, which each call would make anew."""
+    layout = attnzoo.layouts.causal(24, block=8)
+    for device in ("cpu", torch.device("cpu")):
+        assert layout.to(device) is layout
+
+
 def test_to_another_device_keeps_everything():
     layout = partial_layout()
     there = layout.to("meta")

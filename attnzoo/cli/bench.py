@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from attnzoo.cli.bench_progress import progress_bar
 from attnzoo.cli.output import Format, FormatOption, Section, show, warnings_as_notes
 
 if TYPE_CHECKING:
     from attnzoo.bench.compare import Change
     from attnzoo.bench.matrix import Matrix
     from attnzoo.bench.results import Results
-    from attnzoo.bench.run import Progress
 
 QUICK_AT_ONCE = 8  # what compiles for long, such as flex on a CPU, keeps nobody else waiting
 
@@ -165,35 +163,9 @@ def _run(matrix: Matrix, output: Path | None, resume: bool) -> Results:
         raise ValueError(f"no workload is for {', '.join(taking_part)}" if taking_part else f"no backend takes {device}")
     base = matrix.relative_to or next((name for name in ("sdpa", "naive") if name in taking_part), next(iter(taking_part)))
     results.settings = {"rounds": matrix.rounds, "seconds": matrix.seconds, "relative_to": base}
-    with _progress(cells) as progress:
+    with progress_bar(cells) as progress:
         run(matrix, taking_part, results, progress)
     return results
-
-
-@contextlib.contextmanager
-def _progress(total: int) -> Iterator[Progress]:
-    """A bar with the time left on a terminal, else a line a workload; both on stderr."""
-    if not sys.stderr.isatty():
-        seen: set[str] = set()
-
-        def line(workload: str, step: str, finished: int) -> None:
-            if workload not in seen:
-                seen.add(workload)
-                typer.echo(workload, err=True)
-
-        yield line
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-    from rich.table import Column
-
-    rest = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # a narrow terminal cuts this, not the time left
-    step = TextColumn("{task.description}", table_column=rest)
-    columns = (BarColumn(20), MofNCompleteColumn(), TextColumn("cells,"), TimeRemainingColumn(), TextColumn("left"), step)
-    with Bar(*columns, console=Console(stderr=True), expand=True) as bar:
-        task = bar.add_task("starting", total=total)
-        yield lambda workload, step, finished: bar.update(task, description=f"{step} {workload}", advance=finished)
 
 
 def _report(results: Results, old: Results | None, page: Path | None, plots: Path | None, form: Format) -> None:

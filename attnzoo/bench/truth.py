@@ -19,7 +19,7 @@ from attnzoo.masks import band_mask
 from attnzoo.spec import AttentionSpec
 from attnzoo.testing import oracle, yardstick
 from attnzoo.testing.budget import assert_within_budget
-from attnzoo.testing.failure import require
+from attnzoo.testing.failure import ConformanceError, require
 from attnzoo.testing.inputs import Call
 
 __all__ = ["assert_right"]
@@ -89,7 +89,11 @@ def _judge(spec: AttentionSpec, of: dict[str, Tensor], layout: BlockLayout | Non
         expected, by_yardstick, first, second = [torch.cat(pieces, 2) for pieces in zip(*parts[name])]
         for each in range(len(heads)):  # alone: one head's large numbers excuse no other's error
             amounts = (first[each], second[each])
-            assert_within_budget(of[name][each], expected[each], by_yardstick[each].to(spec.dtype), amounts, name, dtype=spec.dtype)
+            try:
+                assert_within_budget(of[name][each], expected[each], by_yardstick[each].to(spec.dtype), amounts, name, dtype=spec.dtype)
+            except ConformanceError as error:
+                batch, head = divmod(heads[each], spec.kv_heads)
+                raise ConformanceError(f"{error}, in batch {batch}, key-value head {head}") from None
 
 
 def _calls(

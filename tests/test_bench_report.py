@@ -86,6 +86,14 @@ def test_results_of_another_machine_are_not_continued(change):
         FULL.require_same_machine({**MACHINE, **change})
 
 
+def test_results_of_other_rounds_are_not_continued():
+    kept = Results(MACHINE, {"rounds": 5, "seconds": 0.1})
+    kept.require_same_settings(rounds=5, seconds=0.1)
+    Results(MACHINE).require_same_settings(rounds=3)
+    with pytest.raises(ValueError, match="rounds 5, here 3: --rounds 5 goes on with it"):
+        kept.require_same_settings(rounds=3, seconds=0.1)
+
+
 def test_tables_say_what_each_cell_is():
     ((family, rows), (_, layout_rows)) = family_tables(FULL)
     assert "forward, fp32" in family, family

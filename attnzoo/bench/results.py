@@ -126,6 +126,13 @@ class Results:
         if found:
             raise ValueError(f"{self.path} holds results of {found[0]}")
 
+    def require_same_settings(self, **settings: Any) -> None:
+        """Raise ValueError where a setting was another: one line describes all cells."""
+        for name, value in settings.items():
+            kept = self.settings.get(name, value)
+            if kept != value:
+                raise ValueError(f"{self.path} holds results with {name} {kept}, here {value}: --{name} {kept} goes on with it")
+
     def differences(self, machine: Mapping[str, Any], names: Sequence[str]) -> list[str]:
         """What is another here than on that machine, in words."""
         pairs = {name: (self.machine.get(name), machine.get(name)) for name in names}

@@ -14,7 +14,7 @@ from attnzoo.testing.budget import assert_lse_within_budget, assert_results_with
 from attnzoo.testing.failure import ConformanceError
 from attnzoo.testing.inputs import make_call
 from attnzoo.testing.oracle import Results, Truth
-from attnzoo.testing.problem import DTYPES, Blocks, Problem, Sinks, Table
+from attnzoo.testing.problem import DTYPES, Blocks, Problem, Segments, Sinks, Table
 from attnzoo.testing.strategies import ALL_FEATURES, problems
 
 CHUNKS, EXAMPLES = 4, 250  # 1,000 problems of each dtype
@@ -57,6 +57,39 @@ STORED_BELOW_NORMAL = Problem(
 def test_o_that_is_stored_below_the_least_normal_number_is_forgiven() -> None:
     """A large sink leaves o next to nothing; the gradient of the sink is summed from what fp16 keeps of it."""
     judged(STORED_BELOW_NORMAL, emulation.run(make_call(STORED_BELOW_NORMAL)))
+
+
+FEW_ROWS = Problem(
+    batch=1,
+    q_heads=6,
+    kv_heads=2,
+    q_len=8,
+    kv_len=1030,
+    head_dim=40,
+    value_dim=1,
+    dtype="float16",
+    causal=True,
+    align="top_left",
+    scale=0.0,
+    softcap=5.0,
+    dropout_p=0.9,
+    dropout_seed=2**31,
+    mask=Table("padding"),
+    bias=Table("random", "b111", storage="expand_batch", dtype="float32"),
+    segments=Segments("negative"),
+    layout=Blocks("all", (32, 16), "b1"),
+    sinks=Sinks("zeros", "float32", "step_dim"),
+    storage=("expand_length", "step", "slack"),
+    offset=3,
+    grads=("k", "v", "bias", "sinks"),
+    grad_storage="expand_batch",
+    seed=54,
+)
+
+
+def test_a_sink_in_fp32_may_take_its_gradient_from_an_o_in_fp16() -> None:
+    """The yardstick rounds nothing on the way there; what 8 rows of o were rounded by does not average out."""
+    judged(FEW_ROWS, emulation.run(make_call(FEW_ROWS)))
 
 
 EVERY_GRADIENT = Problem(

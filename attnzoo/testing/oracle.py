@@ -161,7 +161,8 @@ def _backward(call: Call, state: _State, p: Tensor, p_sink: Tensor, *, absolute:
         "k": lambda: _sum_groups(scale * (raw.mT @ q), state.group),
         "v": lambda: _sum_groups((p * state.dropout).mT @ grad_o, state.group),
         "bias": lambda: sum_to(ds, call.options["bias"].shape),
-        "sinks": lambda: (p_sink * (grad_lse + sign * delta)).sum((0, 2)),
+        # in size delta counts twice, as it does in ds, where dp is of its size: once for o, which may be read as it was stored
+        "sinks": lambda: (p_sink * (grad_lse + sign * delta * (2.0 if absolute else 1.0))).sum((0, 2)),
     }
     return {name: made[name]() for name in call.grads}
 

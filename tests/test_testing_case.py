@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import unittest
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -376,3 +377,34 @@ def test_a_backend_does_not_end_the_test_that_judges_it(way_out: BaseException) 
     assert run(Skipping(way_out), PLAIN) == Outcome("passed")
     with pytest.raises(ConformanceError, match=rf"^skipping raised a {type(way_out).__name__}"):
         run(Skipping(way_out), MASKED)
+
+
+class Careless(Naive):
+    """Leaves a setting of torch changed."""
+
+    name = "careless"
+
+    def __init__(self, change: Callable[[], object]) -> None:
+        self.change = change
+
+    def attend(self, spec, inputs):
+        self.change()
+        return super().attend(spec, inputs)
+
+
+@pytest.mark.parametrize(
+    ("change", "back", "said"),
+    [
+        (lambda: torch.set_default_dtype(torch.float64), lambda: torch.set_default_dtype(torch.float32), "the default dtype"),
+        (lambda: torch.use_deterministic_algorithms(True), lambda: torch.use_deterministic_algorithms(False), "deterministic algorithms"),
+        (lambda: torch.set_num_threads(torch.get_num_threads() + 1), lambda: torch.set_num_threads(1), "the number of threads"),
+        (lambda: torch.rand(1), lambda: None, "the default generator"),
+    ],
+    ids=["dtype", "deterministic", "threads", "generator"],
+)
+def test_a_call_leaves_the_process_as_it_was(change: Callable[[], object], back: Callable[[], object], said: str) -> None:
+    try:
+        with pytest.raises(ConformanceError, match=f"the call (changed|advanced) {said}"):
+            run(Careless(change), PLAIN)
+    finally:
+        back()

@@ -111,6 +111,7 @@ class Subject:
 def gradients(call: Call, o: Tensor, lse: Tensor | None, *, retain_graph: bool = False) -> dict[str, Tensor]:
     """By name; raises ConformanceError where an output carries no gradient, or one has the wrong shape or dtype."""
     if not call.grads:
+        require(not o.requires_grad and (lse is None or not lse.requires_grad), "an output requires a gradient, but no input does")
         return {}
     wanted = [(name, out, grad) for name, out, grad in (("o", o, call.grad_o), ("lse", lse, call.grad_lse)) if grad is not None]
     if set(call.grads) == {"v"}:  # the lse doesn't depend on v: it may carry no gradient, and gives none

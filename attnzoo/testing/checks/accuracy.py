@@ -1,4 +1,4 @@
-"""accuracy: forward and gradients against the float64 truth, and nothing that went in was written."""
+"""accuracy: forward and gradients against the float64 truth, and the call left all else as it was."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from attnzoo.testing import oracle, yardstick
 from attnzoo.testing.budget import assert_results_within_budget
+from attnzoo.testing.checks.settings import generator_state, shared_settings
 from attnzoo.testing.failure import require
 from attnzoo.testing.inputs import Call, make_call
 from attnzoo.testing.oracle import Results, Truth
@@ -56,10 +57,15 @@ def ieee_products() -> Iterator[None]:
 
 @contextlib.contextmanager
 def unchanged(call: Call) -> Iterator[None]:
-    """Raise unless every input, its slack included, has the same bits and version afterwards."""
-    named = call.tensors()
+    """Raise unless every input, its slack included, has the same bits and version afterwards, and the process its settings."""
+    named, draws = call.tensors(), bool(call.options.get("dropout_p")) and "dropout_seed" not in call.options
     before: dict[str, tuple[Tensor, int]] = {name: (bytes_of(tensor), tensor._version) for name, tensor in named.items()}
+    settings, generator = shared_settings(call.q.device), generator_state(call.q.device)
     yield
+    for name, value in shared_settings(call.q.device).items():
+        require(value == settings[name], f"the call changed {name} for the whole process: {settings[name]} before, {value} after")
+    is_same = torch.equal(generator_state(call.q.device), generator)
+    require(draws or is_same, "the call advanced the default generator, though it has no dropout, or has its seed")
     for name, tensor in named.items():
         bits, version = before[name]
         require(torch.equal(bytes_of(tensor), bits), f"{name} was written: its memory differs after the call")

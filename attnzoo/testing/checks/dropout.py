@@ -9,6 +9,7 @@ from torch import Tensor
 
 from attnzoo.testing.checks.accuracy import judge
 from attnzoo.testing.checks.memory import same_bits
+from attnzoo.testing.checks.settings import generator_state
 from attnzoo.testing.failure import require
 from attnzoo.testing.inputs import make_call
 from attnzoo.testing.philox import kept
@@ -50,13 +51,13 @@ def draws_nothing_at_zero(subject: Subject, problem: Problem, device: torch.devi
     """p = 0 leaves the generator alone, and equals the call without dropout, bit for bit."""
     problem = replace(problem, dropout_p=0.0, dropout_seed=None)
     call = make_call(problem, device)
-    before = _generator_state(device)
+    before = generator_state(device)
     plain = subject.run(call)
     call.options.update(dropout_p=0.0)
     zero = subject.run(call)
     call.options.update(dropout_seed=3)
     seeded = subject.run(call)
-    require(torch.equal(before, _generator_state(device)), "a call without dropout advanced the default generator")
+    require(torch.equal(before, generator_state(device)), "a call without dropout advanced the default generator")
     judge(plain, problem, device)
     same_bits(plain, zero, "without dropout and with p = 0", with_grads=False)
     same_bits(plain, seeded, "without dropout and with p = 0 and a seed", with_grads=False)
@@ -64,11 +65,11 @@ def draws_nothing_at_zero(subject: Subject, problem: Problem, device: torch.devi
 
 def draws_nothing_with_seed(subject: Subject, problem: Problem, device: torch.device) -> None:
     """A seed that is given, as a number or a tensor, is all that dropout takes: the generator stays where it was."""
-    before = _generator_state(device)
+    before = generator_state(device)
     for as_tensor_seed in (False, True):
         call = make_call(replace(problem, as_tensor_seed=as_tensor_seed), device)
         judge(subject.run(call), problem, device)
-        require(torch.equal(before, _generator_state(device)), "dropout with a given seed advanced the default generator")
+        require(torch.equal(before, generator_state(device)), "dropout with a given seed advanced the default generator")
 
 
 def seed_from_generator(subject: Subject, problem: Problem, device: torch.device) -> None:
@@ -118,7 +119,3 @@ def checkpointed(subject: Subject, problem: Problem, device: torch.device) -> No
         size = float(first.abs().max())
         distance = float((first - second).abs().max())
         require(distance <= 16 * torch.finfo(first.dtype).eps * size, f"d{name} under checkpointing is off by {distance:.3e} of {size:.3e}")
-
-
-def _generator_state(device: torch.device) -> Tensor:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else torch.get_rng_state()

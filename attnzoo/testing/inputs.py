@@ -61,6 +61,7 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "outliers": lambda x: torch.cat([x[..., :1] * 40, x[..., 1:]], -1),
     "zeros": torch.zeros_like,
     "ones": torch.ones_like,
+    "equal": torch.ones_like,
     "far": lambda x: x.sign() * 300,
 }
 """How q and k are made from standard normal numbers; v takes part in "normal" to "large", "zeros" and "ones" only."""
@@ -95,8 +96,8 @@ def make_call(problem: Problem, device: str | torch.device = "cpu") -> Call:
         v,
         options,
         problem.grads,
-        _grad_o(grad_o, problem) if "o" in problem.loss.split("+") and problem.grads else None,
-        grad_lse if "lse" in problem.loss and problem.grads else None,
+        _gradient(grad_o, problem.grad_storage, problem) if "o" in problem.loss.split("+") and problem.grads else None,
+        _gradient(grad_lse[..., None], problem.lse_grad_storage, problem)[..., 0] if "lse" in problem.loss and problem.grads else None,
     )
     for name in problem.grads:
         call.leaf(name).requires_grad_()
@@ -137,12 +138,14 @@ def _inputs(problem: Problem, rng: torch.Generator, device: str | torch.device) 
         made["bias"] = _table(problem, problem.bias, numbers.to(dtype), device)
     if problem.segments is not None:
         ids = SEGMENTS[problem.segments.kind](problem.batch, problem.q_len, problem.k_len, rng)
-        pair = tuple(part.to(getattr(torch, problem.segments.dtype)).to(device) for part in ids)
+        columns = [part.to(getattr(torch, problem.segments.dtype)).to(device)[:, None, :, None] for part in ids]  # (B, 1, S, 1)
+        pair = tuple([stored(part, problem.segments.storage, offset=problem.offset)[:, 0, :, 0] for part in columns])
         made["segment_ids"] = pair[0] if problem.q_len == problem.k_len and torch.equal(*pair) else pair
     if problem.layout is not None:
         made["layout"] = block_layout(problem, problem.layout, rng).to(device)
     if problem.sinks is not None:
-        made["sinks"] = SINKS[problem.sinks.kind](problem.q_heads, rng).to(getattr(torch, problem.sinks.dtype or problem.dtype)).to(device)
+        logits = SINKS[problem.sinks.kind](problem.q_heads, rng).to(getattr(torch, problem.sinks.dtype or problem.dtype)).to(device)
+        made["sinks"] = stored(logits.view(1, 1, 1, -1), problem.sinks.storage, offset=problem.offset)[0, 0, 0]
     if problem.as_tensor_seed:
         made["dropout_seed"] = torch.tensor([problem.dropout_seed or 0], dtype=torch.int64, device=device)
     return made
@@ -159,7 +162,5 @@ def _table(problem: Problem, table: Table, values: Tensor, device: str | torch.d
     return made[0, 0] if len(table.dims) == 2 else made
 
 
-def _grad_o(numbers: Tensor, problem: Problem) -> Tensor:
-    if problem.grad_storage in STORAGES:
-        return stored(numbers, problem.grad_storage, offset=problem.offset)
-    return GRADIENTS[problem.grad_storage](numbers)
+def _gradient(numbers: Tensor, storage: str, problem: Problem) -> Tensor:
+    return stored(numbers, storage, offset=problem.offset) if storage in STORAGES else GRADIENTS[storage](numbers)

@@ -69,10 +69,11 @@ class Table(Printable):
 
 @dataclass(frozen=True, repr=False)
 class Segments(Printable):
-    """Segment ids: `kind` is a key of `tables.SEGMENTS`, `dtype` an integer dtype."""
+    """Segment ids: `kind` is a key of `tables.SEGMENTS`, `dtype` an integer dtype, `storage` a key of `storage.STORAGES`."""
 
     kind: str = "documents"
     dtype: str = "int64"
+    storage: str = "contiguous"
 
 
 @dataclass(frozen=True, repr=False)
@@ -87,10 +88,11 @@ class Blocks(Printable):
 
 @dataclass(frozen=True, repr=False)
 class Sinks(Printable):
-    """Sink logits: `kind` is a key of `tables.SINKS`; dtype None is the dtype of q."""
+    """Sink logits: `kind` is a key of `tables.SINKS`; dtype None is the dtype of q; `storage` is a key of `storage.STORAGES`."""
 
     kind: str = "random"
     dtype: str | None = None
+    storage: str = "contiguous"
 
 
 @dataclass(frozen=True, repr=False)
@@ -109,7 +111,7 @@ class Problem(Printable):
         storage: of q, k and v, keys of `storage.STORAGES`; `offset` is their storage offset in elements.
         grads: which of q, k, v, bias, sinks need a gradient.
         loss: which outputs the loss reads: "o", "lse" or "o+lse".
-        grad_storage: of the gradient of o, a key of `storage.STORAGES` or of `inputs.GRADIENTS`.
+        grad_storage, lse_grad_storage: of the gradients of o and lse, keys of `storage.STORAGES` or of `inputs.GRADIENTS`.
         seed: of every random number.
     """
 
@@ -143,6 +145,7 @@ class Problem(Printable):
     grads: tuple[str, ...] = ("q", "k", "v")
     loss: str = "o"
     grad_storage: str = "contiguous"
+    lse_grad_storage: str = "contiguous"
     seed: int = 0
 
     @property

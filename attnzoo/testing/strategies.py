@@ -32,6 +32,9 @@ STORAGES = (
 )
 TABLE_STORAGES = ("contiguous", "slack", "odd_rows", "last_dim", "expand_batch", "expand_heads")
 GRAD_STORAGES = ("contiguous", "bshd", "slack", "last_dim", "expand_batch", "sum", "row", "transpose")
+LSE_GRAD_STORAGES = ("contiguous", "bshd", "step", "sum", "mean", "expand_heads")
+ID_STORAGES = ("contiguous", "step", "expand_batch")
+SINK_STORAGES = ("contiguous", "step_dim")
 MASK_KINDS = ("random", "sparse", "all", "none", "empty_rows", "padding", "left_padding", "triangle", "one_key", "checker")
 BIAS_KINDS = ("random", "zeros", "alibi", "minus_inf", "minus_inf_rows", "min")
 LAYOUT_KINDS = ("random", "all", "none", "diagonal", "empty_rows", "empty_columns", "causal", "pairs", "all_partial", "band_rule")
@@ -74,14 +77,16 @@ def problems(
         of_bias = draw(st.sampled_from((None, "float32")))
         made["bias"] = Table(draw(st.sampled_from(BIAS_KINDS)), draw(_dims()), storage=draw(st.sampled_from(TABLE_STORAGES)), dtype=of_bias)
     if wants("segments"):
-        made["segments"] = Segments(draw(st.sampled_from(("documents", "single", "disjoint", "negative", "interleaved", "some_empty"))))
+        kind = draw(st.sampled_from(("documents", "single", "disjoint", "negative", "interleaved", "some_empty")))
+        made["segments"] = Segments(kind, storage=draw(st.sampled_from(ID_STORAGES)))
     if wants("layout"):
         block = draw(st.sampled_from(((16, 16), (32, 16), (16, 32), (64, 64), (128, 128), (20, 24))))
         made["layout"] = Blocks(draw(st.sampled_from(LAYOUT_KINDS)), block, draw(st.sampled_from(("11", "b1", "1h", "bh"))))
     if wants("softcap"):
         made["softcap"] = draw(st.sampled_from((0.5, 5.0, 50.0)))
     if wants("sinks"):
-        made["sinks"] = Sinks(draw(st.sampled_from(("random", "zeros", "minus_inf", "some_minus_inf", "large"))))
+        kind = draw(st.sampled_from(("random", "zeros", "minus_inf", "some_minus_inf", "large")))
+        made["sinks"] = Sinks(kind, draw(st.sampled_from((None, "float32"))), draw(st.sampled_from(SINK_STORAGES)))
     if wants("dropout"):
         made |= {"dropout_p": draw(st.sampled_from((0.1, 0.5, 0.9))), "dropout_seed": draw(st.sampled_from(DROPOUT_SEEDS))}
     made["scale"] = draw(st.sampled_from((None, 1.0, 0.0, -0.125, 0.3)))
@@ -158,6 +163,7 @@ def _gradients(draw: st.DrawFn, features: frozenset[str], made: dict[str, Any], 
         "return_lse": has_lse,
         "loss": draw(st.sampled_from(("o", "lse", "o+lse"))) if has_lse and grads else "o",
         "grad_storage": draw(st.sampled_from(GRAD_STORAGES)) if grads else "contiguous",
+        "lse_grad_storage": draw(st.sampled_from(LSE_GRAD_STORAGES)) if grads and has_lse else "contiguous",
     }
 
 

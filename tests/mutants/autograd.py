@@ -1,4 +1,4 @@
-"""Faults of what is kept from one pass, call or derivative to the next."""
+"""Faults of what is kept from one pass or call to the next."""
 
 from __future__ import annotations
 
@@ -89,93 +89,6 @@ class RecordsUnderNoGrad(Mutant):
         given = [name for name in INPUTS if getattr(inputs, name) is not None]
         with torch.enable_grad():
             return super().attend(replace(spec, grads=tuple([name for name in given if getattr(inputs, name).requires_grad])), inputs)
-
-
-class TwiceTheHessian(torch.autograd.Function):
-    """The identity, whose derivative is right and whose second derivative is twice too large."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient + (gradient - gradient.detach())
-
-
-class WrongSecondDerivative(Mutant):
-    """The second derivative is claimed, and twice too large in q."""
-
-    caught_by = ("T24-double-backward-plain-fp32", "T24-double-backward-causal-fp64")
-
-    def attend(self, spec, inputs):
-        return super().attend(spec, replace(inputs, q=TwiceTheHessian.apply(inputs.q)))
-
-
-class Once(torch.autograd.Function):
-    """The identity, with a derivative that can't be differentiated again."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.view_as(x)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, gradient):
-        return gradient
-
-
-class NoSecondDerivative(Mutant):
-    """The second derivative is claimed, and missing."""
-
-    caught_by = ("T24-double-backward-plain-fp32",)
-
-    def attend(self, spec, inputs):
-        return super().attend(spec, replace(inputs, q=Once.apply(inputs.q)))
-
-
-class ZeroTangent(torch.autograd.Function):
-    """The identity, whose forward-mode derivative is zero."""
-
-    @staticmethod
-    def forward(x):
-        return x.clone()
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient
-
-    @staticmethod
-    def jvp(ctx, tangent):
-        return torch.zeros_like(tangent)
-
-
-class WrongForwardMode(Mutant):
-    """Forward-mode differentiation of v gives zero."""
-
-    caught_by = ("T26-function_transforms-plain",)
-
-    def attend(self, spec, inputs):
-        scores, _ = self.scores(spec, inputs)
-        p, lse = self.softmax(spec, inputs, scores)
-        o = self.output(spec, p, ZeroTangent.apply(self.values(spec, inputs)))
-        return o.to(spec.dtype), lse
-
-
-class VmapIgnoresExtraDim(Mutant):
-    """Under vmap every slice gets the output of the first."""
-
-    caught_by = ("T26-vmapped-plain",)
-
-    def attend(self, spec, inputs):
-        if not torch._C._functorch.is_batchedtensor(inputs.q):
-            return super().attend(spec, inputs)
-        plain = [torch._C._functorch.get_unwrapped(tensor)[-1] for tensor in (inputs.q, inputs.k, inputs.v)]
-        return super().attend(spec, replace(inputs, q=plain[0], k=plain[1], v=plain[2]))
 
 
 class OrderChanges(Mutant):
@@ -272,3 +185,31 @@ class OutputIsExpanded(Mutant):
         o, lse = super().attend(spec, inputs)
         is_row = spec.kv_len == 1 and spec.group == 1 and not spec.return_lse
         return (inputs.v.expand(o.shape) if is_row else o), lse
+
+
+class Unwatched(torch.autograd.Function):
+    """Keeps its tensors where autograd does not see that they are written."""
+
+    @staticmethod
+    def forward(ctx, backend, spec, inputs, *_):
+        ctx.kept = backend, spec, inputs, *backend.forward(spec, inputs)
+        ctx.set_materialize_grads(False)
+        return ctx.kept[-2].view_as(ctx.kept[-2]), ctx.kept[-1].view_as(ctx.kept[-1])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_o, grad_lse):
+        backend, spec, inputs, o, lse = ctx.kept
+        grads = backend.backward(spec, inputs, o, lse, torch.zeros_like(o) if grad_o is None else grad_o, grad_lse)
+        return None, None, None, grads.q, grads.k, grads.v, grads.bias, grads.sinks
+
+
+class KeepsTensorsUnwatched(Mutant):
+    """What the backward needs is kept without save_for_backward: it takes what was written there in the meantime."""
+
+    caught_by = ("T24-written_in_between-plain", "T24-written_in_between-mask", "T24-written_in_between-sinks")
+    capabilities = replace(Mutant.capabilities, backward=Mutant.capabilities.backward - {"double_backward"})
+
+    def attend(self, spec, inputs):
+        o, lse = Unwatched.apply(self, spec, inputs, inputs.q, inputs.k, inputs.v, inputs.bias, inputs.sinks)
+        return o, lse if spec.return_lse else None

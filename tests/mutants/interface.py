@@ -125,3 +125,24 @@ class DeviceNotSet(Mutant):
     def attend(self, spec, inputs):
         o, lse = super().attend(spec, inputs)
         return o.to(spec.device.type), lse
+
+
+class OutputRequiresGradient(Mutant):
+    """o requires a gradient though no input does."""
+
+    caught_by = ("T32-plain-forward-fp32",)
+
+    def attend(self, spec, inputs):
+        o, lse = super().attend(spec, inputs)
+        return (o if spec.grads or not torch.is_grad_enabled() else o.detach().requires_grad_()), lse
+
+
+class SinksAdvanceGenerator(Mutant):
+    """A call with sinks draws a number that nobody needs."""
+
+    caught_by = ("T32-claim-sinks-forward", "T03-sinks-large-fp32")
+
+    def sinks(self, spec, inputs):
+        if inputs.sinks is not None:
+            torch.rand(1)
+        return super().sinks(spec, inputs)

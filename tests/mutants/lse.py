@@ -183,3 +183,28 @@ class SinksLostUnderSegments(Mutant):
     def sinks(self, spec, inputs):
         sinks = super().sinks(spec, inputs)
         return sinks if inputs.q_segment_ids is None else torch.full_like(sinks, -torch.inf)
+
+
+class StridesOfLseGradientIgnored(Mutant):
+    """The gradient of the lse is read as if it were contiguous; that of lse.sum() is one number, expanded."""
+
+    caught_by = ("T21-lse-gradient-sum-fp32", "T21-lse-gradient-bshd-bf16", "T21-lse-gradient-step-fp32")
+    passes = "T21-lse-plain-loss-o+lse-fp32"
+
+    def backward(self, spec, inputs, o, lse, grad_o, grad_lse):
+        if grad_lse is not None:
+            memory = torch.empty(0, dtype=grad_lse.dtype).set_(grad_lse.untyped_storage())[grad_lse.storage_offset() :]
+            memory = memory[: lse.numel()]
+            grad_lse = torch.nn.functional.pad(memory, (0, lse.numel() - memory.numel())).view_as(lse)
+        return super().backward(spec, inputs, o, lse, grad_o, grad_lse)
+
+
+class SinksInHalf(Mutant):
+    """Sinks are rounded to the dtype of q."""
+
+    caught_by = ("T03-sinks-uncancelled-of-fp32-fp16", "T03-sinks-uncancelled-of-fp32-bf16")
+    passes = "T03-sinks-large-fp16"
+
+    def sinks(self, spec, inputs):
+        logits = super().sinks(spec, inputs)
+        return logits.to(spec.dtype).to(logits.dtype)

@@ -210,3 +210,13 @@ class WritesMask(Mutant):
         if inputs.mask is not None and spec.causal:
             inputs.mask.logical_and_(self.band(spec, inputs))
         return super().forward(spec, inputs)
+
+
+class StridesOfSegmentsIgnored(Mutant):
+    """The ids of the keys are read as if they were contiguous."""
+
+    caught_by = ("T17-segments-stored-step-65", "T17-segments-stored-slack-65")
+    passes = "T17-segments-interleaved-fp32"
+
+    def same_segment(self, q_ids, kv_ids):
+        return super().same_segment(q_ids, kv_ids.as_strided(kv_ids.shape, (kv_ids.shape[1], 1)))

@@ -127,3 +127,42 @@ class BiasScaled(Mutant):
 
     def misread(self, spec, inputs):
         return spec, inputs if inputs.bias is None else replace(inputs, bias=inputs.bias * spec.scale)
+
+
+class KeyGradientInHalf(Mutant):
+    """dK is added up in the dtype of q, 16 queries at a time."""
+
+    caught_by = ("T14-precision-long-columns-equal-fp16", "T14-precision-long-columns-equal-bf16")
+
+    def backward(self, spec, inputs, o, lse, grad_o, grad_lse):
+        grads = super().backward(spec, inputs, o, lse, grad_o, grad_lse)
+        if grads.k is None or grad_lse is not None or self.is_special(spec, inputs):
+            return grads
+        total = torch.zeros_like(grads.k)
+        for first in range(0, spec.q_len, 16):
+            rows = slice(first, first + 16)
+            part = replace(inputs, q=inputs.q[:, :, rows])
+            of_part = replace(spec, q_len=part.q.shape[2], grads=("k",))
+            total += super().backward(of_part, part, o[:, :, rows], lse[:, :, rows], grad_o[:, :, rows], None).k
+        return replace(grads, k=total)
+
+    def is_special(self, spec, inputs):
+        """What can't be cut by rows in three lines."""
+        return spec.band != (None, None) or any(
+            x is not None for x in (inputs.mask, inputs.bias, inputs.q_segment_ids, inputs.layout, inputs.dropout_seed)
+        )
+
+
+class BiasGradientSummedInHalf(Mutant):
+    """The gradient of a bias that batch entries or heads share is added up in the dtype of the bias, one of them at a time."""
+
+    caught_by = ("T16-bias-summed-over-1hqk-fp16", "T16-bias-summed-over-1hqk-bf16")
+
+    def bias_gradient(self, inputs, ds):
+        total = torch.zeros_like(inputs.bias)
+        for batch in range(ds.shape[0]):
+            for head in range(ds.shape[1]):
+                alone = torch.zeros_like(ds)
+                alone[batch, head] = ds[batch, head]
+                total += alone.sum_to_size(inputs.bias.shape).to(total.dtype)
+        return total

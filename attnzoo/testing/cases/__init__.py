@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from attnzoo.testing.case import Case
 from attnzoo.testing.cases import (
+    around,
     causal,
     claims,
     dropout,
@@ -44,6 +45,7 @@ MODULES = (
     dropout,
     layouts,
     pairs,
+    around,
     long,
     surroundings,
     repeats,

@@ -112,6 +112,27 @@ CASES = [
             ("no-gradient", 33, ("q", "k", "v"), {}),
         )
     ],
+    # 64 equal terms to an element: summed in half precision, they lose what a few don't
+    *[
+        Case(
+            "T16",
+            f"bias-summed-over-{dims}-{short_dtype(dtype)}",
+            Problem(
+                batch=64,
+                q_len=5,
+                kv_len=9,
+                head_dim=16,
+                values="equal",
+                storage=("contiguous", "contiguous", "expand_batch"),
+                grad_storage="sum",
+                bias=Table("random", dims),
+                grads=("bias",),
+                dtype=dtype,
+            ),
+        )
+        for dims in ("1hqk", "11qk", "1h1k")
+        for dtype in DTYPES
+    ],
     Case(
         "T16",
         "bias-single-query-per-head",
@@ -166,5 +187,20 @@ CASES = [
             ("causal-fp32", Problem(q_len=17, head_dim=8, causal=True)),
             ("causal-fp64", Problem(q_len=17, head_dim=8, causal=True, dtype="float64", scale=0.7)),
         )
+    ],
+    *[
+        Case("T24", f"double-backward-{name}-{short_dtype(dtype)}", _with(problem, head_dim=8, dtype=dtype), check="double_backward")
+        for name, problem in {**FLAGS, "lse": Problem(q_len=40, return_lse=True, loss="o+lse")}.items()
+        if name not in ("plain", "causal")
+        for dtype in ("float32", "float64")
+    ],
+    *[
+        Case("T24", f"written_in_between-{name}", problem, check="written_in_between")
+        for name, problem in {
+            **FLAGS,
+            "lse": Problem(q_len=40, return_lse=True, loss="o+lse"),
+            "tensor-seed": Problem(q_len=40, dropout_p=0.3, dropout_seed=5, as_tensor_seed=True),
+        }.items()
+        if name != "layout"  # frozen, and watched by itself
     ],
 ]

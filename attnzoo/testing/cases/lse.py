@@ -38,6 +38,22 @@ CASES = [
         for loss in ("o+lse", "lse")
         for dtype in DTYPES
     ],
+    *[
+        Case(
+            "T21",
+            f"lse-gradient-{storage}-{short_dtype(dtype)}",
+            Problem(batch=3, q_heads=4, kv_heads=2, q_len=40, kv_len=65, return_lse=True, loss=loss, lse_grad_storage=storage, dtype=dtype),
+        )
+        for storage, loss in (
+            ("sum", "o+lse"),
+            ("mean", "lse"),
+            ("bshd", "o+lse"),
+            ("sbhd", "lse"),
+            ("step", "o+lse"),
+            ("expand_heads", "lse"),
+        )
+        for dtype in ("bfloat16", "float32")
+    ],
     *[Case("T21", f"lse-unread-{name}", _with(problem, return_lse=True)) for name, problem in KINDS.items()],
     *[
         Case("T21", f"lse-forward-{name}-{short_dtype(dtype)}", _with(problem, return_lse=True, grads=(), dtype=dtype))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from typing import Any
 
 from attnzoo.testing.case import Case
 from attnzoo.testing.problem import BROADCASTS, Blocks, Problem, Segments, Table, short_dtype
@@ -10,7 +11,7 @@ from attnzoo.testing.problem import BROADCASTS, Blocks, Problem, Segments, Table
 DTYPES = ("float16", "bfloat16", "float32")
 KINDS = ("random", "sparse", "all", "none", "padding", "left_padding", "triangle", "anti_triangle", "checker", "one_key")
 STORAGES = ("expand_batch", "expand_heads", "expand_length", "expand_all", "slack", "odd_rows", "step", "step_dim", "last_dim", "bshd")
-LSE = {"return_lse": True, "loss": "o+lse"}
+LSE: dict[str, Any] = {"return_lse": True, "loss": "o+lse"}
 
 PARTS: dict[str, dict[str, object]] = {
     "causal": {"causal": True},
@@ -64,15 +65,25 @@ CASES = [
         for dims in ("bhqk", "1h1k", "b11k", "bh1k", "qk")
     ],
     *[
-        Case("T17", f"segments-{kind}-{short_dtype(dtype)}", Problem(q_len=40, kv_len=65, segments=Segments(kind), dtype=dtype, **LSE))  # type: ignore[arg-type]
+        Case("T17", f"segments-{kind}-{short_dtype(dtype)}", Problem(q_len=40, kv_len=65, segments=Segments(kind), dtype=dtype, **LSE))
         for kind in ("single", "negative", "interleaved", "some_empty", "wide")
         for dtype in DTYPES
     ],
     # neighbours that fp32 and fp64 can't tell apart
     *[
-        Case("T17", f"segments-{kind}-{ids}", Problem(q_len=40, kv_len=65, segments=Segments(kind, ids), **LSE))  # type: ignore[arg-type]
+        Case("T17", f"segments-{kind}-{ids}", Problem(q_len=40, kv_len=65, segments=Segments(kind, ids), **LSE))
         for kind, ids in (("beyond_fp32", "int32"), ("beyond_fp32", "int64"), ("beyond_fp64", "int64"))
     ],
+    *[
+        Case(
+            "T17",
+            f"segments-stored-{storage}-{kv_len}",
+            Problem(batch=3, q_len=40, kv_len=kv_len, segments=Segments("documents", storage=storage), **LSE),
+        )
+        for storage in ("expand_batch", "step", "slack", "overlap")
+        for kv_len in (40, 65)
+    ],
+    Case("T17", "segments-interleaved-uint8", Problem(q_len=40, kv_len=65, segments=Segments("interleaved", "uint8"), **LSE)),
     *[Case("T17", f"segments-negative-{ids}", Problem(q_len=40, segments=Segments("negative", ids))) for ids in ("int8", "int16", "int32")],
     *[
         Case(

@@ -68,6 +68,47 @@ CASES = [
         for kind in ("large", "far_above", "far_below", "some_minus_inf", "zeros")
         for dtype in HALF_AND_SINGLE
     ],
+    # v and the gradient are of one sign: no row cancels another, and a sink's own error shows
+    *[
+        Case(
+            "T03",
+            f"sinks-uncancelled-of-{short_dtype(of_sinks)}-{short_dtype(dtype)}",
+            Problem(
+                q_len=40,
+                values="ones",
+                sinks=Sinks("above", of_sinks),
+                dtype=dtype,
+                grad_storage="sum",
+                grads=("q", "k", "v", "sinks"),
+            ),
+        )
+        for of_sinks, dtype in (("float32", "float16"), ("float32", "bfloat16"), ("float32", "float32"))
+    ],
+    # a parameter, so in fp32 under half precision, and maybe a part of another one
+    *[
+        Case(
+            "T03",
+            f"sinks-of-{short_dtype(of_sinks)}-stored-{storage}-{short_dtype(dtype)}",
+            Problem(
+                q_heads=6,
+                kv_heads=2,
+                q_len=40,
+                sinks=Sinks("random", of_sinks, storage),
+                dtype=dtype,
+                return_lse=True,
+                loss="o+lse",
+                grads=("q", "k", "v", "sinks"),
+            ),
+        )
+        for of_sinks, dtype in (
+            ("float32", "float16"),
+            ("float32", "bfloat16"),
+            ("float64", "float32"),
+            ("bfloat16", "float16"),
+            ("float16", "float32"),
+        )
+        for storage in ("contiguous", "step_dim")
+    ],
     *[
         Case("T03", "relation-shift", Problem(q_len=40, kv_len=70, head_dim=16), check="shift_of_scores"),
         Case("T03", "relation-shift-fp64", Problem(q_len=40, kv_len=70, head_dim=16, dtype="float64"), check="shift_of_scores"),
@@ -127,7 +168,14 @@ CASES = [
         Case(
             "T14",
             f"precision-{name}-{short_dtype(dtype)}",
-            Problem(q_len=q_len, kv_len=kv_len, head_dim=head_dim, dtype=dtype, values=values),
+            Problem(
+                q_len=q_len,
+                kv_len=kv_len,
+                head_dim=head_dim,
+                dtype=dtype,
+                values=values,
+                grad_storage="sum" if values == "equal" else "contiguous",
+            ),
         )
         for name, q_len, kv_len, head_dim, values in (
             ("long-rows", 16, 600, 64, "normal"),
@@ -136,11 +184,12 @@ CASES = [
             ("small-values", 65, 65, 64, "small"),
             ("ones", 33, 65, 32, "ones"),
             ("long-ones", 16, 600, 32, "ones"),  # nothing cancels: a sum in half precision shows
+            ("long-columns-equal", 600, 16, 32, "equal"),  # nor do dk and dv, under a gradient of ones
             ("zeros", 33, 65, 32, "zeros"),
         )
         for dtype in DTYPES
         # sums of equal terms round alike, all in one direction: in fp64 no half-precision term leaves room for that
-        if not (values == "ones" and dtype == "float64")
+        if not (values in ("ones", "equal") and dtype == "float64")
     ],
     *[
         Case(

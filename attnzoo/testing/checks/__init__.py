@@ -10,7 +10,7 @@ from collections.abc import Callable
 import torch
 
 from attnzoo.testing.case import Outcome
-from attnzoo.testing.checks import autograd, claims, cuda, dropout, memory, processes, repeat, rows, surroundings
+from attnzoo.testing.checks import autograd, claims, cuda, dropout, memory, processes, repeat, rows, second, surroundings
 from attnzoo.testing.checks.accuracy import accuracy
 from attnzoo.testing.checks.rejects import MALFORMED, reject
 from attnzoo.testing.problem import Problem
@@ -34,13 +34,13 @@ CHECKS: dict[str, Check] = {
         claims.unclaimed_dtype,
         autograd.accumulates,
         autograd.backward_twice,
-        autograd.double_backward,
         autograd.inference_mode,
         autograd.linear_in_gradient,
         autograd.no_grad,
         autograd.shared_inputs,
         autograd.stacked,
         autograd.two_backwards,
+        autograd.written_in_between,
         cuda.graph_capture,
         cuda.last_rows,
         cuda.second_device,
@@ -68,6 +68,7 @@ CHECKS: dict[str, Check] = {
         rows.mean_of_values,
         rows.row_deleted,
         rows.row_outside_loss,
+        second.double_backward,
         surroundings.autocast,
         surroundings.compiled,
         surroundings.compiled_for_other_sizes,

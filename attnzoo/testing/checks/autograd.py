@@ -9,7 +9,6 @@ from torch import Tensor
 
 from attnzoo.testing import oracle, yardstick
 from attnzoo.testing.budget import assert_results_within_budget
-from attnzoo.testing.case import Outcome
 from attnzoo.testing.checks.accuracy import ieee_products, judge, unchanged
 from attnzoo.testing.checks.memory import same_bits
 from attnzoo.testing.failure import ConformanceError, require
@@ -17,18 +16,18 @@ from attnzoo.testing.inputs import Call, make_call
 from attnzoo.testing.oracle import Results
 from attnzoo.testing.problem import Problem
 from attnzoo.testing.rules import allowed_pairs
-from attnzoo.testing.subject import Refused, Subject, gradients
+from attnzoo.testing.subject import Subject, gradients
 
 __all__ = [
     "accumulates",
     "backward_twice",
-    "double_backward",
     "inference_mode",
     "linear_in_gradient",
     "no_grad",
     "shared_inputs",
     "stacked",
     "two_backwards",
+    "written_in_between",
 ]
 
 
@@ -164,42 +163,25 @@ def stacked(subject: Subject, problem: Problem, device: torch.device) -> None:
         require(float(distance) <= allowed, f"real rows depend on the content of padding rows, by {float(distance):.3e}")
 
 
-def double_backward(subject: Subject, problem: Problem, device: torch.device) -> Outcome | None:
-    """A backend that claims second derivatives gives them right; another one raises, which is a refusal, or is right."""
+def written_in_between(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """What the caller writes between forward and backward, into inputs or outputs, makes the backward raise, or no difference."""
     call = make_call(problem, device)
-    is_claimed = "double_backward" in subject.claims_on(device).backward
-    try:
-        found = _second_derivative(call, lambda q, k, v: subject(q, k, v, **call.options))
-    except Refused:  # of the call itself: nothing is known of its second derivative
-        raise
-    except (RuntimeError, NotImplementedError) as error:
-        if is_claimed:
-            raise ConformanceError(f"{subject.name} claims double_backward, but raised {type(error).__name__}: {error}") from error
-        require(bool(str(error)), "the refusal of a second derivative says nothing")
-        return Outcome("refused", (f"second derivatives raise a {type(error).__name__}",))
-    wide = replace(problem, dtype="float64")
-    truth = _second_derivative(make_call(wide, device), lambda q, k, v: _textbook(q, k, v, wide))
-    for name, value, expected in zip("qkv", found, truth):
-        distance, size = float((value.double() - expected).abs().max()), float(expected.abs().max())
-        allowed = (50 * torch.finfo(value.dtype).eps + 1e-12) * max(1.0, size)
-        require(distance <= allowed, f"the second derivative in {name} is off by {distance:.3e} of {size:.3e}, allowed {allowed:.3e}")
-    return None
-
-
-def _second_derivative(call: Call, function: object) -> tuple[Tensor, ...]:
-    """The derivative of `sum of squares of the gradients`, which no constant can imitate."""
-    leaves = [call.q, call.k, call.v]
-    o = function(*leaves)  # type: ignore[operator]
-    first = torch.autograd.grad(o, leaves, call.grad_o, create_graph=True)
-    for gradient in first:
-        if not gradient.requires_grad:
-            raise RuntimeError("the first derivative carries no gradient: create_graph was ignored")
-    return torch.autograd.grad(sum((g.double() ** 2).sum() for g in first), leaves)  # type: ignore[arg-type]
-
-
-def _textbook(q: Tensor, k: Tensor, v: Tensor, problem: Problem) -> Tensor:
-    scores = q @ k.mT * (q.shape[-1] ** -0.5 if problem.scale is None else problem.scale)
-    if problem.causal:
-        keep = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril()
-        scores = scores.masked_fill(~keep, -torch.inf)
-    return torch.softmax(scores, -1) @ v
+    judge(subject.run(call), problem, device)
+    for name in [name for name in (*call.tensors(), "o", "lse") if not name.startswith("the gradient")]:
+        call = make_call(problem, device)
+        o, lse = subject.forward(call)
+        kept = Results(o.detach().clone(), None, {})
+        written = {**call.tensors(), "o": o, "lse": lse}[name]
+        if written is None:
+            continue
+        with torch.no_grad():
+            written.zero_()
+        try:
+            grads = gradients(call, o, lse)
+        except RuntimeError as error:
+            require("modified" in str(error), f"{name} was written before the backward, whose error does not say so: {error}")
+            continue
+        try:
+            judge(replace(kept, grads=grads), problem, device)
+        except ConformanceError as error:
+            raise ConformanceError(f"{name} was written between forward and backward, which went on with that: {error}") from error

@@ -53,3 +53,21 @@ def test_backward(backend: RecomputingBackend) -> None:
     o, lse = torch.ops.attnzoo.forward(*given)
     assert operators.N_TENSORS == 9, "the arguments above are packed in another way now"
     torch.library.opcheck(torch.ops.attnzoo.backward.default, (o, lse, torch.ones_like(o), torch.ones_like(lse), *given))
+
+
+def test_strides_that_a_compiler_may_choose(backend: RecomputingBackend) -> None:
+    """Rows, sinks and lse that don't lie side by side are read where they are."""
+    q, k, v, *options = arguments(backend, requires_grad=False)
+    options[4] = sinks = torch.tensor([0.5, -1.0])
+    options[-1] = "q,k,v,bias,sinks"
+
+    def spread(tensor: Tensor) -> Tensor:
+        return torch.stack([tensor, tensor + 1.0], dim=-1)[..., 0]
+
+    def results(move: Any) -> list[Tensor]:
+        given = (*[move(tensor) for tensor in (q, k, v)], *options[:4], move(sinks), *options[5:])
+        o, lse = torch.ops.attnzoo.forward(*given)
+        return [o, lse, *torch.ops.attnzoo.backward(move(o), move(lse), torch.ones_like(o), torch.ones_like(lse), *given)]
+
+    for found, expected in zip(results(spread), results(lambda tensor: tensor), strict=True):
+        torch.testing.assert_close(found, expected)

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnzoo.backends.recompute import KEEPING, RecomputingBackend, empty_output
+from attnzoo.backends.recompute import KEEPING, RecomputingBackend, empty_output, rows_contiguous
 from attnzoo.inputs import AttentionInputs
 from attnzoo.layout import BlockLayout
 from attnzoo.spec import AttentionSpec
@@ -64,10 +64,11 @@ def attend_compiled(key: str, spec: AttentionSpec, inputs: AttentionInputs) -> t
 
 
 def _unpack(arguments: tuple[Any, ...]) -> tuple[RecomputingBackend, AttentionSpec, AttentionInputs]:
-    """What `attend_compiled` packed; the tensors are taken as they are."""
+    """What `attend_compiled` packed; a compiler may have given the tensors other strides since."""
     q, k, v, mask, bias, q_ids, kv_ids, sinks, seed = arguments[:N_TENSORS]
     layout_tensors, layout_facts, key, causal, align, left, right, scale, softcap, dropout_p, deterministic, grads = arguments[N_TENSORS:]
     layout = BlockLayout.restored(layout_tensors, layout_facts) if layout_facts else None
+    segment_ids = None if q_ids is None else (q_ids, kv_ids)
     with torch.autocast(q.device.type, enabled=False), torch.no_grad():
         spec = AttentionSpec.of(
             q,
@@ -78,7 +79,7 @@ def _unpack(arguments: tuple[Any, ...]) -> tuple[RecomputingBackend, AttentionSp
             window=None if left is None and right is None else (left, right),
             mask=mask,
             bias=bias,
-            segment_ids=None if q_ids is None else (q_ids, kv_ids),
+            segment_ids=segment_ids,
             layout=layout,
             scale=scale,
             softcap=softcap,
@@ -88,7 +89,9 @@ def _unpack(arguments: tuple[Any, ...]) -> tuple[RecomputingBackend, AttentionSp
             return_lse=True,
             deterministic=deterministic,
         )
-    inputs = AttentionInputs(q, k, v, mask, bias, q_ids, kv_ids, sinks, seed, layout)
+        inputs = AttentionInputs.of(
+            spec, q, k, v, mask=mask, bias=bias, segment_ids=segment_ids, layout=layout, sinks=sinks, dropout_seed=seed
+        )
     return RecomputingBackend.instances[key], replace(spec, grads=tuple(grads.split(",")) if grads else ()), inputs
 
 
@@ -130,7 +133,7 @@ def _forward_fake(*arguments: Any) -> tuple[Tensor, Tensor]:
 def _backward(o: Tensor, lse: Tensor, grad_o: Tensor, grad_lse: Tensor | None, *arguments: Any) -> list[Tensor]:
     backend, spec, inputs = _unpack(arguments)
     with _ready(inputs):
-        grads = backend.backward(spec, inputs, o, lse, grad_o, grad_lse)
+        grads = backend.backward(spec, inputs, rows_contiguous(o), lse.contiguous(), grad_o, grad_lse)
     return [_with_strides_of(getattr(grads, name), torch.empty_like(getattr(inputs, name))) for name in spec.grads]
 
 

@@ -20,7 +20,7 @@ from attnzoo.backends.naive import Naive
 from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
 
-__all__ = ["KEEPING", "Gradients", "RecomputingBackend", "empty_output"]
+__all__ = ["KEEPING", "Gradients", "RecomputingBackend", "empty_output", "rows_contiguous"]
 
 
 class Keeping(threading.local):
@@ -108,20 +108,21 @@ class _RecomputedAttention(torch.autograd.Function):
             if torch.is_grad_enabled():  # create_graph=True
                 grads = _differentiable_gradients(spec, inputs, grad_o, grad_lse)
             else:
-                grads = ctx.backend.backward(spec, inputs, _rows_contiguous(o), lse.contiguous(), grad_o, grad_lse)
+                grads = ctx.backend.backward(spec, inputs, rows_contiguous(o), lse.contiguous(), grad_o, grad_lse)
         return (None, None, None, grads.q, grads.k, grads.v, grads.bias, grads.sinks)
 
 
 def _as_saved(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[AttentionSpec, AttentionInputs]:
     """Spec and inputs for tensors that hooks on saved tensors, such as `save_on_cpu`, have given other strides."""
-    rows = [_rows_contiguous(tensor) for tensor in (inputs.q, inputs.k, inputs.v)]
+    rows = [rows_contiguous(tensor) for tensor in (inputs.q, inputs.k, inputs.v)]
     strides = tuple([tensor.stride() for tensor in rows])
     if strides == spec.strides:
         return spec, inputs
     return replace(spec, strides=strides), replace(inputs, q=rows[0], k=rows[1], v=rows[2])
 
 
-def _rows_contiguous(tensor: Tensor) -> Tensor:
+def rows_contiguous(tensor: Tensor) -> Tensor:
+    """With neighbours in the last dim; a copy if it must be."""
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 

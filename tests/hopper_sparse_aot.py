@@ -41,7 +41,7 @@ def launch_of(name: str) -> Any:
     if kernel == "forward":
         return launch.forward_launch(spec, layout, q, k, k, q, torch.empty(q.shape[:-1]))
     schedule = Schedule.of(layout)
-    plan = launch.backward_plan(spec, schedule.types)
+    plan = launch.backward_plan(spec, schedule.types, False)
     return launch.main_launch(spec, plan, schedule, (q, k, k, q), Scratch.of(spec, plan), k, k)
 
 

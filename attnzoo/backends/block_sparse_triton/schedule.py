@@ -49,6 +49,8 @@ class Schedule:
         rule: packed bits; `low` and `high` of the stored band, which keeps `low <= j - i <= high`; q ids and the stride of
             their batches, kv ids and theirs. None for what the layout doesn't have.
         types: what of this decides the types of a kernel's arguments.
+        longest: `(2,)` int32 on the host, blocks of the longest row and of the longest column; on its way from a GPU until `made`
+            has happened. None where it isn't known: in a schedule made under graph capture.
         made: the event after which the tensors made here hold their values, and the stream that has it; None on CPU.
     """
 
@@ -60,7 +62,18 @@ class Schedule:
     merged_columns: MergedLists
     rule: tuple[Any, ...]
     types: tuple[Any, ...]
+    longest: Tensor | None
     made: tuple[Any, Any] | None
+
+    def longest_line(self, axis: int) -> int | None:
+        """Blocks of the longest row (axis 0) or column (axis 1); None while that isn't known without waiting for it."""
+        if self.longest is None:
+            return None
+        if self.made is not None:
+            event, stream = self.made
+            if _is_capturing(stream.device) or not event.query():  # under capture nothing may be asked
+                return None
+        return int(self.longest[axis])
 
     @classmethod
     def of(cls, layout: BlockLayout) -> Schedule:
@@ -91,22 +104,38 @@ def _made(layout: BlockLayout) -> Schedule:
         ids = tuple([part for each in rule.segments for part in (each, each.stride(0) if layout.batch > 1 else 0)])
     parts = (rule.bits, *_band(layout), *ids)
     heads = layout.batch * layout.heads
+    row_work = _work(layout.full, layout.partial, heads)
+    column_work = _work(by_column, by_column_partial, heads)
     return Schedule(
-        rows=_lists(layout.full, layout.partial, heads, layout.rows, None),
-        columns=_lists(by_column, by_column_partial, heads, layout.columns, places),
+        rows=_lists(layout.full, layout.partial, row_work, None),
+        columns=_lists(by_column, by_column_partial, column_work, places),
         row_shape=_shape(layout, layout.rows),
         column_shape=_shape(layout, layout.columns),
         merged_rows=MergedLists.of(layout.full, layout.partial),
         merged_columns=MergedLists.of(by_column, by_column_partial),
         rule=parts,
         types=tuple([part.dtype if isinstance(part, Tensor) else part is None for part in parts]),
+        longest=_longest(row_work, column_work),
         made=_event(layout.device),
     )
 
 
-def _lists(full: BlockLists, partial: BlockLists, heads: int, lines: int, places: Tensor | None) -> tuple[Any, ...]:
+def _work(full: BlockLists, partial: BlockLists, heads: int) -> Tensor:
+    """`(heads, lines)` int32: each line's blocks."""
+    return (full.offsets.diff() + partial.offsets.diff()).view(heads, -1)
+
+
+def _longest(*works: Tensor) -> Tensor | None:
+    """The most of each, on the host, for which nobody waits."""
+    device = works[0].device
+    if _is_capturing(device):
+        return None  # which allows no pinned memory
+    found = torch.stack([work.amax() if work.numel() else work.new_zeros(()) for work in works])
+    return found if device.type != "cuda" else torch.empty_like(found, device="cpu", pin_memory=True).copy_(found, non_blocking=True)
+
+
+def _lists(full: BlockLists, partial: BlockLists, work: Tensor, places: Tensor | None) -> tuple[Any, ...]:
     """Each head's lines in the order of their work, the longest first."""
-    work = (full.offsets.diff() + partial.offsets.diff()).view(heads, lines)
     order = work.argsort(dim=1, descending=True, stable=True).to(torch.int32)
     return full.offsets, full.indices, partial.offsets, partial.indices, order, places
 

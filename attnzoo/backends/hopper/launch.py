@@ -228,16 +228,14 @@ def pre_launch(
     )
 
 
-def backward_descriptors(
-    plan: Plan, tensors: tuple[Tensor, ...], scratch: Scratch, dq_block: tuple[int, int], dk: Tensor, dv: Tensor
-) -> tuple[Any, ...]:
-    """What the main kernel reads and writes by TMA; tensors: q, k, v and grad_o; dq_block: rows and columns of half a tile of dQ."""
+def backward_descriptors(plan: Plan, tensors: tuple[Tensor, ...], scratch: Scratch, dk: Tensor, dv: Tensor) -> tuple[Any, ...]:
+    """What the main kernel reads and writes by TMA; tensors: q, k, v and grad_o."""
     block_q, block_kv, columns = plan.tile.block_q, plan.tile.block_kv, plan.columns
     return (
         *(tile_descriptor(tensor, rows, columns) for tensor, rows in zip(tensors, (block_q, block_kv, block_kv, block_q))),
         row_descriptor(scratch.lse2, block_q),
         row_descriptor(scratch.delta, block_q),
-        tile_descriptor(scratch.dq_sum, *dq_block),
+        tile_descriptor(scratch.dq_sum, *plan.tile.dq_block(columns)),
         tile_descriptor(dk, block_kv // 2, columns),
         tile_descriptor(dv, block_kv // 2, columns),
     )
@@ -245,7 +243,7 @@ def backward_descriptors(
 
 def main_launch(spec: AttentionSpec, plan: Plan, tensors: tuple[Tensor, ...], scratch: Scratch, dk: Tensor, dv: Tensor) -> Launch:
     """tensors: q, k, v and grad_o."""
-    descriptors = backward_descriptors(plan, tensors, scratch, plan.tile.dq_block(plan.columns), dk, dv)
+    descriptors = backward_descriptors(plan, tensors, scratch, dk, dv)
     arguments = (*descriptors, scratch.state, spec.scale, *plan.sizes, *plan.constants)
     return Launch(attention_backward, plan.grid, arguments, plan.variant, OVERLAPPING, spec.device)
 

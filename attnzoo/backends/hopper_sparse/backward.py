@@ -4,8 +4,9 @@ Roles, products and how dQ is summed are those of `hopper.backward`: a CTA owns 
 tiles of the blocks in their column, for all query heads of the group, those whose pairs must be tested first.
 """
 
-from attnzoo.backends.hopper.backward import LOG2E, READERS, place
+from attnzoo.backends.hopper.backward import LOG2E, READERS, WRITERS, place
 from attnzoo.backends.hopper.barriers import (
+    DQ_FULL,
     EMPTY_FIRST,
     EMPTY_SECOND,
     EXCHANGE,
@@ -121,17 +122,16 @@ def producer(desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries,
 
 
 @gluon.jit
-def dq_writer(desc_dq, state_ptr, dqs, lists, walk, q_len, variant: gl.constexpr):
+def dq_writer(desc_dq, state_ptr, dqs, lists, walk, q_len, BM: gl.constexpr, variant: gl.constexpr):
     BLOCK_Q: gl.constexpr = variant[0]
-    dq_sm, dq_full, dq_empty = dqs
+    dq_sm, dq_empty = dqs
     _, line, head_stride, q_heads, kv_heads, group, width, q_blocks = walk
     blocks_ptr = lists[2]
     batch, kv_head = place(kv_heads, width)
-    BM: gl.constexpr = dq_sm.shape[1]
-    HALF_D: gl.constexpr = dq_sm.shape[2]
+    ROWS: gl.constexpr = dq_sm.shape[1] % BM  # from one half to the other: BM is 0, since then the columns are halved
+    COLUMNS: gl.constexpr = 0 if ROWS else dq_sm.shape[2]
     TILES: gl.constexpr = BLOCK_Q // BM
     dependency_wait()
-    count = 0
     for member in range(group):
         batch_head = batch * q_heads + kv_head * group + member
         entry, steps, block = column_of(lists, line, head_stride, member, TILES)
@@ -142,11 +142,11 @@ def dq_writer(desc_dq, state_ptr, dqs, lists, walk, q_len, variant: gl.constexpr
                 block_state = state_ptr + batch_head * q_blocks + row // BM
                 is_first = claim(block_state)
                 for wg in gl.static_range(2):
-                    mbarrier.wait(dq_full.index(wg), count & 1)
+                    barrier_sync(DQ_FULL + wg, WRITERS)
                     if is_first:
-                        tma_store(desc_dq, [batch_head, row, wg * HALF_D], dq_sm.index(wg))
+                        tma_store(desc_dq, [batch_head, row + wg * ROWS, wg * COLUMNS], dq_sm.index(wg))
                     else:
-                        tma_add(desc_dq, [batch_head, row, wg * HALF_D], dq_sm.index(wg))
+                        tma_add(desc_dq, [batch_head, row + wg * ROWS, wg * COLUMNS], dq_sm.index(wg))
                 for wg in gl.static_range(2):
                     tma_store_wait(1 - wg)
                     mbarrier.arrive(dq_empty.index(wg), count=1)
@@ -154,9 +154,8 @@ def dq_writer(desc_dq, state_ptr, dqs, lists, walk, q_len, variant: gl.constexpr
                     publish(block_state)
             else:  # a tile of a cut block that has no row
                 for wg in gl.static_range(2):
-                    mbarrier.wait(dq_full.index(wg), count & 1)
+                    barrier_sync(DQ_FULL + wg, WRITERS)
                     mbarrier.arrive(dq_empty.index(wg), count=1)
-            count += 1
 
 
 @gluon.jit
@@ -195,29 +194,30 @@ def consumer(WG: gl.constexpr, desc_dk, desc_dv, scale, kv, queries, ds_sm, dqs,
     LSE_EARLY: gl.constexpr = variant[3]
     k_sm, v_sm, kv_full = kv
     q_sm, do_sm, lse_sm, delta_sm, q_full, do_full = queries
-    dq_sm, dq_full, dq_empty = dqs
+    dq_sm, dq_empty = dqs
     kv_heads, width = tile
     STAGES: gl.constexpr = q_sm.shape[0]
     BM: gl.constexpr = q_sm.shape[1]
     BN: gl.constexpr = k_sm.shape[0]
     D: gl.constexpr = k_sm.shape[1]
     HALF_N: gl.constexpr = BN // 2
-    HALF_D: gl.constexpr = D // 2
+    DQ_ROWS: gl.constexpr = dq_sm.shape[1]
+    DQ_COLUMNS: gl.constexpr = dq_sm.shape[2]
     dtype: gl.constexpr = k_sm.dtype
     s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
     dkv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HALF_D, 16])
+    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_COLUMNS, 16])
     operand: gl.constexpr = gl.DotOperandLayout(0, dkv_layout, 2)
     column: gl.constexpr = gl.SliceLayout(0, s_layout)
     zero_s = gl.zeros([HALF_N, BM], gl.float32, s_layout)
-    zero_dq = gl.zeros([BM, HALF_D], gl.float32, dq_layout)
+    zero_dq = gl.zeros([DQ_ROWS, DQ_COLUMNS], gl.float32, dq_layout)
     dk = gl.zeros([HALF_N, D], gl.float32, dkv_layout)
     dv = gl.zeros([HALF_N, D], gl.float32, dkv_layout)
     columns = gl.arange(0, BM, layout=column)
     keys = WG * HALF_N + gl.arange(0, HALF_N, layout=gl.SliceLayout(1, s_layout))  # within the tile
     k_half = k_sm.slice(WG * HALF_N, HALF_N, 0)
     v_half = v_sm.slice(WG * HALF_N, HALF_N, 0)
-    k_columns = k_sm.slice(WG * HALF_D, HALF_D, 1)
+    k_dq = k_sm if DQ_ROWS < BM else k_sm.slice(WG * DQ_COLUMNS, DQ_COLUMNS, 1)
     mbarrier.wait(kv_full.index(0), 0)
     mbarrier.wait(kv_full.index(1), 0)
     steps = uniform(steps)
@@ -243,6 +243,8 @@ def consumer(WG: gl.constexpr, desc_dk, desc_dv, scale, kv, queries, ds_sm, dqs,
             lse = lse_sm.index(stage).load(column)
         p = gl.exp2(s * scale - lse[None, :])  # 0 for rows without keys, whose lse here is inf
         p16 = gl.convert_layout(p.to(dtype), operand)
+        if LSE_EARLY:
+            mbarrier.wait(do_full.index(stage), phase)  # it has come long ago: the branch of the dense kernel, for the same reason
         dp = warpgroup_mma_wait(0, deps=(dp,))
         delta = delta_sm.index(stage).load(column)
         ds = (p * (dp - delta[None, :])).to(dtype)
@@ -250,14 +252,15 @@ def consumer(WG: gl.constexpr, desc_dk, desc_dv, scale, kv, queries, ds_sm, dqs,
         dv = warpgroup_mma(p16, do, dv, is_async=True)
         fence_async_shared()
         barrier_sync(EXCHANGE, 256)  # both halves of dS are in shared memory
-        dq = warpgroup_mma(ds_sm.index(i % 2).permute((1, 0)), k_columns, zero_dq, use_acc=False, is_async=True)
+        ds_dq = ds_sm.index(i % 2).slice(WG * DQ_ROWS, DQ_ROWS, 1) if DQ_ROWS < BM else ds_sm.index(i % 2)
+        dq = warpgroup_mma(ds_dq.permute((1, 0)), k_dq, zero_dq, use_acc=False, is_async=True)
         dk = warpgroup_mma(gl.convert_layout(ds, operand), q, dk, is_async=True)
         dv, dq = warpgroup_mma_wait(1, deps=(dv, dq))
         barrier_arrive(EMPTY_SECOND + stage, READERS)
         mbarrier.wait(dq_empty.index(WG), (i & 1) ^ 1)
         dq_sm.index(WG).store(dq)
         fence_async_shared()
-        mbarrier.arrive(dq_full.index(WG), count=1)
+        barrier_arrive(DQ_FULL + WG, WRITERS)
         dk = warpgroup_mma_wait(0, deps=(dk,))
         barrier_arrive(EMPTY_FIRST + stage, READERS)
     dk = dk * (scale / LOG2E)
@@ -300,14 +303,14 @@ def sparse_attention_backward(
     q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BM, D], dtype)
     kv_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BN, D], dtype)
     ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BN, BM], dtype)
-    dq_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BM, D // 2], gl.float32)
+    dq_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(desc_dq.block_type.shape[1:], gl.float32)
     vector: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
     k_sm = gl.allocate_shared_memory(dtype, [BN, D], kv_layout)
     v_sm = gl.allocate_shared_memory(dtype, [BN, D], kv_layout)
     q_sm = gl.allocate_shared_memory(dtype, [STAGES, BM, D], q_layout)
     do_sm = gl.allocate_shared_memory(dtype, [STAGES, BM, D], q_layout)
     ds_sm = gl.allocate_shared_memory(dtype, [2, BN, BM], ds_layout)
-    dq_sm = gl.allocate_shared_memory(gl.float32, [2, BM, D // 2], dq_layout)
+    dq_sm = gl.allocate_shared_memory(gl.float32, [2, desc_dq.block_type.shape[1], desc_dq.block_type.shape[2]], dq_layout)
     lse_sm = gl.allocate_shared_memory(gl.float32, [STAGES, BM], vector)
     delta_sm = gl.allocate_shared_memory(gl.float32, [STAGES, BM], vector)
     facts = gl.allocate_shared_memory(
@@ -316,11 +319,9 @@ def sparse_attention_backward(
     kv_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    dq_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(2):
         mbarrier.init(kv_full.index(i), count=1)
-        mbarrier.init(dq_full.index(i), count=1)
         mbarrier.init(dq_empty.index(i), count=1)
     for i in gl.static_range(STAGES):
         mbarrier.init(q_full.index(i), count=1)
@@ -339,7 +340,7 @@ def sparse_attention_backward(
     launch_dependents()
     kv = (k_sm, v_sm, kv_full)
     queries = (q_sm, do_sm, lse_sm, delta_sm, q_full, do_full)
-    dqs = (dq_sm, dq_full, dq_empty)
+    dqs = (dq_sm, dq_empty)
     lists = (offsets_ptr, partial_offsets_ptr, blocks_ptr, places_ptr)
     rule = (bits_ptr, q_ids, q_batch, kv_ids, kv_batch)
     walk = (key, line + block, head_stride, q_heads, kv_heads, group, width, q_blocks)
@@ -360,7 +361,7 @@ def sparse_attention_backward(
                 producer,
                 (desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries, facts, lists, walk, (low, high, kv_len), variant),
             ),
-            (dq_writer, (desc_dq, state_ptr, dqs, lists, walk, q_len, variant)),
+            (dq_writer, (desc_dq, state_ptr, dqs, lists, walk, q_len, BM, variant)),
         ],
         [4, 1, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS, PRODUCER_REGISTERS],

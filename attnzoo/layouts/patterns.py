@@ -173,10 +173,8 @@ def random(
     def columns_of(row: Tensor) -> list[Tensor]:
         columns = _count(q_len if kv_len is None else kv_len, block_size(block)[1])
         wanted = max(round(density * columns), int(diagonal))
-        parts = [
-            _first_ranks(part, columns, wanted, diagonal, generator) for part in row.cpu().split(max(1, RANKED_AT_ONCE // max(columns, 1)))
-        ]
-        return [torch.cat(parts).to(row.device)]
+        parts = torch.arange(len(row))[:, None].split(max(1, RANKED_AT_ONCE // max(columns, 1)))
+        return [torch.cat([_first_ranks(part, columns, wanted, diagonal, generator) for part in parts]).to(row.device)]
 
     return _of_columns(q_len, kv_len, block, device, columns_of)
 

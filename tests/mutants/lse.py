@@ -135,7 +135,7 @@ class SinkGradientSign(Mutant):
 class SinkGradientOfFirstBatch(Mutant):
     """The gradient of the sinks is not summed over the batch."""
 
-    caught_by = ("T24-backward-parity-sinks-fp32", "T24-backward-parity-sinks-bf16")
+    caught_by = ("T24-backward-parity-sinks-fp32", "T03-sinks-uncancelled-of-fp32-bf16")
     passes = PLAIN_FORWARD
 
     def sink_gradient(self, inputs, lse, delta):

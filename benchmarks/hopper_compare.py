@@ -7,9 +7,9 @@ only) and flash-attn-4 (fa4); one that can't be imported or can't run a cell is 
 user calls them, ours through `attnzoo.get("flash")`.
 
 First every cell is run once in processes of their own (--jobs), which fills the compile caches; then the cells are timed one
-after the other. A cell is the median of five rounds that alternate between the contenders, because the card's power limit
-moves the clock by 10% from one round to the next; a round is the median of a few calls, the L2 overwritten before each.
-TFLOP/s count useful work: 4 D a visible pair forward, 10 D backward. An output is compared with float64 before its time counts.
+after the other, as `card_clock.py` does it: the median of five rounds that alternate between the contenders, because the card's
+power limit moves the clock by 10% from one round to the next, without the host's share of a call. TFLOP/s count useful work: 4 D a
+visible pair forward, 10 D backward. An output is compared with float64 before its time counts. `hopper_tables.py` makes the page.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 from block_sparse_peers import compiled_flex
+from card_clock import ROUNDS, interleaved_ms
 from hopper_gpu import relative, spot_check, visible_pairs
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -39,8 +40,6 @@ from torch.nn.functional import scaled_dot_product_attention
 import attnzoo
 from attnzoo.spec import AttentionSpec
 
-ROUNDS = 5
-FLUSH_BYTES = 2**29  # ten times the L2, and 0.2 ms of writing: the host gets ahead of the device meanwhile
 PACKAGES = ("torch", "triton", "attnzoo", "fa3-fwd", "flash-attn-4", "nvidia-cutlass-dsl", "nvidia-cudnn-cu13")
 Run = Callable[[], Any]
 
@@ -174,34 +173,6 @@ FORWARD_ONLY = ("fa3",)
 # Time
 
 
-def median_ms(run: Run, scratch: Tensor, calls: int) -> float:
-    times = []
-    for _ in range(calls):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        scratch.zero_()
-        start.record()
-        run()
-        end.record()
-        times.append((start, end))
-    torch.cuda.synchronize()
-    return statistics.median(start.elapsed_time(end) for start, end in times)
-
-
-def interleaved_ms(runs: dict[str, Run]) -> dict[str, float]:
-    scratch = torch.empty(FLUSH_BYTES // 4, device="cuda")
-    calls = {}
-    for name, run in runs.items():
-        run()
-        calls[name] = 1 if median_ms(run, scratch, 1) > 10.0 else 4
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    order = list(runs)
-    for i in range(ROUNDS):
-        first = i % len(order)  # each takes its turn to come first: a place in the round is worth up to 4%
-        for name in order[first:] + order[:first]:
-            times[name].append(median_ms(runs[name], scratch, calls[name]))
-    return {name: statistics.median(values) for name, values in times.items()}
-
-
 def true_gradients(cell: Cell, q: Tensor, k: Tensor, v: Tensor, grad_o: Tensor) -> list[Tensor]:
     """Those of the last head of the last batch, in float64; a head has keys of its own here."""
     q64, k64, v64 = (t[-1, -1].detach().double().requires_grad_() for t in (q, k, v))
@@ -247,7 +218,7 @@ def row_of(cell: Cell, kind: str, runs: dict[str, Run], reasons: dict[str, str])
     q, k, v = cell.inputs()
     flops = (4 if kind == "forward" else 10) * cell.head_dim * visible_pairs(cell.spec(q, k, v)) * cell.batch * cell.q_heads
     del q, k, v
-    times = interleaved_ms(runs)
+    times, late = interleaved_ms(runs)
     speed = {name: round(flops / ms / 1e9, 1) for name, ms in times.items()}
     others = {name: x for name, x in speed.items() if name != "ours"}
     best = max(others, key=lambda name: others[name], default=None)
@@ -259,7 +230,7 @@ def row_of(cell: Cell, kind: str, runs: dict[str, Run], reasons: dict[str, str])
         f"| {ratio} of {best}",
         flush=True,
     )
-    return row | {"tflops": speed, "best": best, "ours_to_best": ratio, "reasons": reasons}
+    return row | {"tflops": speed, "best": best, "ours_to_best": ratio, "host_was_late": late, "reasons": reasons}
 
 
 def time_cell(cell: Cell, names: list[str]) -> list[dict[str, Any]]:
@@ -372,6 +343,7 @@ def machine() -> dict[str, Any]:
         "python": sys.version.split()[0],
         "versions": versions,
         "cudnn": torch.backends.cudnn.version(),
+        "commit": os.environ.get("ATTNZOO_COMMIT", ""),
         "command": ["python", *sys.argv],
     }
 
@@ -379,27 +351,6 @@ def machine() -> dict[str, Any]:
 def write(path: Path | None, rows: list[dict[str, Any]]) -> None:
     if path:
         path.write_text(json.dumps({**machine(), "summary": summary(rows), "rows": rows}, indent=1))
-
-
-def markdown(path: Path) -> str:
-    """The tables of a result file: TFLOP/s, and ours over the best of the others."""
-    found = json.loads(path.read_text())
-    names = list(CONTENDERS)
-    lines = []
-    for section in dict.fromkeys(row.get("section") for row in found["rows"] if row.get("section")):
-        for kind in ("forward", "backward"):
-            rows = [row for row in found["rows"] if row.get("section") == section and row["pass"] == kind]
-            if rows:
-                head = ["cell", *names, "ours / best"]
-                lines += ["", f"### {section}, {kind}", "", f"| {' | '.join(head)} |", "| --- " * len(head) + "|"]
-            for row in rows:
-                cells = [f"{row['tflops'][name]:.0f}" if name in row["tflops"] else "" for name in names]
-                lines.append(f"| {row['cell'].partition(' ')[2]} | {' | '.join(cells)} | {row['ours_to_best'] or ''} |")
-    steps = [row for row in found["rows"] if row["pass"] == "step"]
-    if steps:
-        lines += ["", "### GPT-2 medium, tokens/s", ""]
-        lines += [f"- {row['cell']}: {row['tokens_per_second']}, ours / best {row['ours_to_best']}" for row in steps]
-    return "\n".join(lines)
 
 
 START = time.perf_counter()
@@ -413,11 +364,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=230.0, help="start no cell later than this")
     parser.add_argument("--json", type=Path, default=None)
     parser.add_argument("--warm", default="", help=argparse.SUPPRESS)
-    parser.add_argument("--table", type=Path, default=None, help="print the tables of a result file instead")
     arguments = parser.parse_args()
-    if arguments.table:
-        print(markdown(arguments.table))
-        return
     sections = arguments.only.split(",")
     names = ["ours", *(name for name in arguments.peers.split(",") if name)]
     chosen = [cell for section in sections for cell in cells() if cell.section == section]

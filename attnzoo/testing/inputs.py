@@ -62,11 +62,13 @@ VALUES: dict[str, Callable[[Tensor], Tensor]] = {
     "zeros": torch.zeros_like,
     "ones": torch.ones_like,
     "equal": torch.ones_like,
+    "ones_of_v": lambda x: x,
     "far": lambda x: x.sign() * 300,
 }
-"""How q and k are made from standard normal numbers; v takes part in "normal" to "large", "zeros" and "ones" only."""
+"""How q and k are made from standard normal numbers."""
 
-OF_V = ("normal", "small", "large", "zeros", "ones")
+OF_V = {name: VALUES[name] for name in ("small", "large", "zeros", "ones")} | {"ones_of_v": torch.ones_like}
+"""How v is made, where not of normal numbers."""
 
 GRADIENTS: dict[str, Callable[[Tensor], Tensor]] = {
     "sum": lambda x: x.new_ones(()).expand(x.shape),
@@ -113,7 +115,7 @@ def _qkv(problem: Problem, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor
     else:
         q, k = VALUES[problem.values](q), VALUES[problem.values](k)
     if problem.values in OF_V:
-        v = VALUES[problem.values](v)
+        v = OF_V[problem.values](v)
     if problem.shift:
         scale = problem.head_dim**-0.5 if problem.scale is None else problem.scale
         size = (abs(problem.shift) / abs(scale)) ** 0.5

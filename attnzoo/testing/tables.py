@@ -89,7 +89,7 @@ SINKS: dict[str, Callable[[int, torch.Generator], Tensor]] = {
     "zeros": lambda heads, rng: torch.zeros(heads),
     "minus_inf": lambda heads, rng: torch.full((heads,), -torch.inf),
     "some_minus_inf": lambda heads, rng: torch.arange(heads).float().masked_fill(torch.arange(heads) % 2 == 0, -torch.inf),
-    "above": lambda heads, rng: 12 + _normal((heads,), rng),
+    "above": lambda heads, rng: 10 + _normal((heads,), rng),
     "large": lambda heads, rng: 30 + _normal((heads,), rng),
     "far_above": lambda heads, rng: 200 + _normal((heads,), rng),
     "far_below": lambda heads, rng: -200 + _normal((heads,), rng),

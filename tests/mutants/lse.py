@@ -135,7 +135,7 @@ class SinkGradientSign(Mutant):
 class SinkGradientOfFirstBatch(Mutant):
     """The gradient of the sinks is not summed over the batch."""
 
-    caught_by = ("T24-backward-parity-sinks-fp32", "T03-sinks-uncancelled-of-fp32-bf16")
+    caught_by = ("T24-backward-parity-sinks-fp32", "T03-sinks-uncancelled-random-of-fp32-bf16")
     passes = PLAIN_FORWARD
 
     def sink_gradient(self, inputs, lse, delta):
@@ -202,7 +202,7 @@ class StridesOfLseGradientIgnored(Mutant):
 class SinksInHalf(Mutant):
     """Sinks are rounded to the dtype of q."""
 
-    caught_by = ("T03-sinks-uncancelled-of-fp32-fp16", "T03-sinks-uncancelled-of-fp32-bf16")
+    caught_by = ("T03-sinks-uncancelled-above-of-fp32-fp16", "T03-sinks-uncancelled-above-of-fp32-bf16")
     passes = "T03-sinks-large-fp16"
 
     def sinks(self, spec, inputs):

@@ -2,7 +2,7 @@
 
     python benchmarks/hopper_gpu.py check [-j 8]           many shapes against fp64, each case in its own process
     python benchmarks/hopper_gpu.py time [--backward]      the table, only where the check of that row passes
-    python benchmarks/hopper_gpu.py repeat --times 5000    one launch many times: equal bits or it is a race
+    python benchmarks/hopper_gpu.py repeat --times 5000    the same launches many times: equal bits or it is a race
 
 Inputs are fresh random values inside buffers whose slack is NaN; outputs and scratch start as NaN. TFLOP/s count
 useful work: 4 D a visible pair forward, 10 D backward. Times are medians of rounds that alternate between kernels,
@@ -340,8 +340,10 @@ def main() -> None:
                 cells = [f"{k} {v:.1e}" if isinstance(v, float) and v < 0.1 else f"{k} {v}" for k, v in rows[-1].items()]
                 print("  ".join(cells), flush=True)
     else:
-        rows = [repeat(args.times)]
-        print(rows[0], flush=True)
+        rows = []
+        for case in repeat_cases():
+            rows.append(repeat(case, args.times))
+            print(rows[-1], flush=True)
     if args.json is None and "OUT" in os.environ:
         args.json = Path(os.environ["OUT"], f"hopper_{args.what}{'_backward' if args.backward else ''}.json")
     if args.json:
@@ -349,20 +351,33 @@ def main() -> None:
         args.json.write_text(json.dumps({**machine, "command": sys.argv, "rows": rows}, indent=1, default=str))
 
 
-def repeat(times: int) -> dict[str, Any]:
-    """Forward, dk and dv of one ragged causal problem must not change by a bit."""
-    case = Case("repeat", 2, 20, 5, 1111, 1111, causal=True)
+def repeat_cases() -> list[Case]:
+    """A ragged problem for each schedule that has barriers of its own."""
+    causal, full = dict(q_len=1111, kv_len=1111, causal=True), dict(q_len=1111, kv_len=1280)
+    return [
+        *[Case(f"{head_dim} causal", 2, 20, 5, head_dim=head_dim, **causal) for head_dim in (64, 128)],
+        *[Case(f"{head_dim} full", 2, 20, 5, head_dim=head_dim, **full) for head_dim in (64, 128)],
+        Case("64 window", 2, 20, 5, 1111, 1111, head_dim=64, window=(128, 0)),
+        *[Case(f"{head_dim} full", 2, 20, 5, head_dim=head_dim, backward=False, **full) for head_dim in (96, 192)],
+    ]
+
+
+def repeat(case: Case, times: int) -> dict[str, Any]:
+    """o, lse, dk and dv must not change by a bit; dq, whose sums have no order, by no more than rounding."""
     q, k, v = case.inputs()
     spec, o, lse, run = run_forward(case, q, k, v)
-    _, _, grads, launches = run_backward(case, spec, q, k, v, o, lse)
-    first = [t.clone() for t in (o, lse, *grads[1:])]
-    changed = 0
+    fixed, launches, dq = [o, lse], [run], o
+    if case.backward:
+        _, _, (dq, *others), backward = run_backward(case, spec, q, k, v, o, lse)
+        fixed, launches = [*fixed, *others], [*launches, *backward]
+    first, first_dq = [t.clone() for t in fixed], dq.double()
+    changed = far = 0
     for _ in range(times):
-        run()
         for launch in launches:
             launch()
-        changed += not all(torch.equal(a, b) for a, b in zip(first, (o, lse, *grads[1:])))
-    return {"times": times, "changed": changed}
+        changed += not all(torch.equal(a, b) for a, b in zip(first, fixed))
+        far += not relative(dq, first_dq) <= 1e-3
+    return {"case": case.name, "times": times, "changed": changed, "dq_far": far}
 
 
 if __name__ == "__main__":

@@ -15,8 +15,9 @@ import pytest
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs triton, which compiles the kernels")
 
 SHARED_BYTES = {"80": 163 * 1024, "89": 99 * 1024, "90": 227 * 1024, "100": 227 * 1024}
-SERIALISED = ("featured",)  # with a mask, ptxas (12.8) waits for every wgmma (C7515)
+SERIALISED = "featured"  # with a mask, ptxas (12.8) waits for every wgmma (C7515)
 PRODUCTS = {"80": "HMMA", "89": "HMMA", "90": "HGMMA", "100": "UTCHMMA"}
+MOST_ROWS_OF_HMMA = 63  # wgmma and tcgen05 take 64 and more
 WITHOUT_PRODUCTS = ("delta", "combine", "segment_bounds")
 
 
@@ -29,9 +30,9 @@ def compile_all(script: Path, names: tuple[str, ...]) -> dict[str, Any]:
     return found
 
 
-def triton_problems(kernel: str, facts: dict[str, Any], *, capability: str, variant: str, spill: int, instruction: str = "") -> list[str]:
-    """What is wrong with a compiled Triton kernel; `instruction` of its products, if not the usual one of the capability."""
-    counts, found = facts["counts"], []
+def triton_problems(kernel: str, facts: dict[str, Any], *, capability: str, variant: str, spill: int, rows: int) -> list[str]:
+    """What is wrong with a compiled Triton kernel; its products have so many `rows`."""
+    counts, parts, found = facts["counts"], variant.split("-"), []
     if facts["spilled_bytes"] > spill:
         found.append(f"{facts['spilled_bytes']} bytes spill, {spill} allowed")
     if capability == "90" and facts["unset"]:  # where wgmma takes its descriptors from uniform registers
@@ -42,9 +43,9 @@ def triton_problems(kernel: str, facts: dict[str, Any], *, capability: str, vari
         found.append(f"{facts['shared_bytes']} bytes of shared memory, {SHARED_BYTES[capability]} at most")
     if kernel in WITHOUT_PRODUCTS:
         return found
-    if variant not in SERIALISED and counts["HGMMA"] and counts["WARPGROUP"] >= counts["HGMMA"]:
+    if SERIALISED not in parts and counts["HGMMA"] and counts["WARPGROUP"] >= counts["HGMMA"]:
         found.append(f"ptxas serialises wgmma: {counts['WARPGROUP']} waits and fences for {counts['HGMMA']} HGMMA")
-    wanted = instruction or PRODUCTS[capability]
-    if variant != "fp32" and not counts[wanted]:
+    wanted = "HMMA" if rows <= MOST_ROWS_OF_HMMA else PRODUCTS[capability]
+    if "fp32" not in parts and not counts[wanted]:
         found.append(f"no {wanted}: its products don't run on tensor cores")
     return found

@@ -1,9 +1,11 @@
 """Compiles flash's Triton kernels without a GPU and prints, as JSON, what each needs.
 
-    python tests/flash_aot.py 90-128-causal 80-64-featured
+    python tests/flash_aot.py 90-128-causal 80-64-featured-few
+    python tests/flash_aot.py --entries 90-128-causal 80-64-featured-few
 
-A name is compute capability, head dim and variant; all kernels that such a call launches, forward and backward, are
-compiled. A process of its own, because the tests run triton in its interpreter. On CPU tensors the launchers build
+A name is compute capability, head dim and variant, of one part or more; all kernels that such a call launches, forward
+and backward, are compiled, each once. With --entries none is, and the entries of the tables are printed whose tiles the
+launches have. A process of its own, because the tests run triton in its interpreter. On CPU tensors the launchers build
 exactly the launches that they make on a GPU.
 """
 
@@ -23,25 +25,37 @@ from sass import unset_uniform_registers
 from triton.backends.compiler import GPUTarget
 
 from attnzoo.backends.flash import Flash
-from attnzoo.backends.triton import launch, launchers, problem
+from attnzoo.backends.triton import launch, launchers, problem, table
 from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
 
 INSTRUCTIONS = ("HGMMA", "WARPGROUP", "HMMA", "UTCHMMA", "LDGSTS", "LDL", "STL")
 TOOLS = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 LENGTH = 512
+TABLES = {name: kernels for name, kernels in vars(table).items() if name.isupper() and isinstance(kernels, dict)}
+ENTRIES = {
+    id(tile): (name, kernel, head_dim)
+    for name, kernels in TABLES.items()
+    for kernel, tiles in kernels.items()
+    for head_dim, tile in tiles.items()
+}
+"""Table, kernel and largest head dim of a tile of the tables, by identity: others may equal it."""
+KNOWN: dict[Any, dict[str, Any]] = {}
+"""What is compiled already; other calls may launch it too."""
 
 
-def featured() -> dict[str, Any]:
+def featured(q_len: int = LENGTH) -> dict[str, Any]:
     """Everything that takes registers and shared memory in one call."""
+    needs_grads = q_len == LENGTH
     return {
         "causal": True,
+        "align": "bottom_right",
         "window": (100, None),
-        "mask": torch.ones(1, 4, LENGTH, LENGTH, dtype=torch.bool),
-        "bias": torch.zeros(1, 4, LENGTH, LENGTH).requires_grad_(),
-        "segment_ids": torch.zeros(1, LENGTH, dtype=torch.int64),
+        "mask": torch.ones(1, 4, q_len, LENGTH, dtype=torch.bool),
+        "bias": torch.zeros(1, 4, q_len, LENGTH).requires_grad_(needs_grads),
+        "segment_ids": (torch.zeros(1, q_len, dtype=torch.int64), torch.zeros(1, LENGTH, dtype=torch.int64)),
         "softcap": 5.0,
-        "sinks": torch.zeros(4).requires_grad_(),
+        "sinks": torch.zeros(4).requires_grad_(needs_grads),
         "dropout_p": 0.5,
         "dropout_seed": 1,
     }
@@ -53,12 +67,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "window": {"window": (100, 0)},
     "segments": {"segment_ids": torch.zeros(1, LENGTH, dtype=torch.int64)},
     "grouped": {"causal": True, "kv_heads": 1},
-    "featured": featured(),
+    "featured": {"is_featured": True},
     "fp32": {"dtype": torch.float32},
     "decode": {"q_len": 1, "kv_heads": 1},
     "few": {"q_len": 48, "kv_heads": 1},
     "narrow": {"value_dim": 17},
-    "narrow-few": {"value_dim": 17, "q_len": 48},
 }
 EXTRAS = ("mask", "bias", "sinks", "segment_ids", "dropout_seed")
 
@@ -71,6 +84,7 @@ def record(
     kv_heads: int = 4,
     dtype: torch.dtype = torch.bfloat16,
     value_dim: int | None = None,
+    is_featured: bool = False,
     **options: Any,
 ) -> list[tuple[Any, ...]]:
     """The launches of one call, forward and backward: kernel, plan, arguments, what is aligned, types."""
@@ -82,6 +96,7 @@ def record(
     q = torch.zeros(1, 4, q_len, head_dim, dtype=dtype, requires_grad=q_len == LENGTH)
     dims = (head_dim, value_dim or head_dim)
     k, v = [torch.zeros(1, kv_heads, LENGTH, dim, dtype=dtype, requires_grad=q.requires_grad) for dim in dims]
+    options |= featured(q_len) if is_featured else {}
     spec = AttentionSpec.of(q, k, v, **options)
     inputs = AttentionInputs.of(spec, q, k, v, **{name: options[name] for name in EXTRAS if name in options})
     o, _ = Flash().attend(spec, inputs)
@@ -94,7 +109,13 @@ def facts_of(kernel: Any, plan: Any, arguments: Any, aligned: Any, _types: Any) 
     """Registers, spills, shared memory and instruction counts of one launch."""
     source = kernel.source(arguments, plan.constants, aligned)
     target = GPUTarget("cuda", 10 * plan.capability[0] + plan.capability[1], 32)
-    compiled = triton.compile(source, target=target, options=plan.tile.options)
+    key = (source.hash(), target, plan.tile)
+    if key not in KNOWN:
+        KNOWN[key] = measured(triton.compile(source, target=target, options=plan.tile.options))
+    return KNOWN[key]
+
+
+def measured(compiled: Any) -> dict[str, Any]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()
@@ -125,11 +146,38 @@ def doubled_products(ttgir: str) -> list[str]:
     return sorted({f"{m}x{n} with kWidth {width}" for m, n, operand, width in operands if 4 * int(width) > int((n, m)[int(operand)])})
 
 
+def launches_of(name: str) -> dict[str, tuple[Any, ...]]:
+    """The launches of the call that a name stands for, by kernel."""
+    capability, head_dim, *parts = name.split("-")
+    options: dict[str, Any] = {}
+    for part in parts:
+        options |= VARIANTS[part]
+    launches = record(divmod(int(capability), 10), int(head_dim), **options)
+    return {parts[0].fn.__name__.removesuffix("_kernel"): parts for parts in launches}
+
+
 def facts(name: str) -> dict[str, Any]:
-    capability, head_dim, variant = name.split("-", 2)
-    launches = record(divmod(int(capability), 10), int(head_dim), **VARIANTS[variant])
-    return {kernel.fn.__name__.removesuffix("_kernel"): facts_of(kernel, *rest) for kernel, *rest in launches}
+    return {kernel: {**facts_of(*parts), "rows": score_rows(kernel, parts[1].tile)} for kernel, parts in launches_of(name).items()}
+
+
+def score_rows(kernel: str, tile: table.Tile) -> int:
+    """Rows of the products that are scores, which are keys where the gradients of keys are summed."""
+    return tile.block_n if kernel == "backward_keys" else tile.block_m
+
+
+def entries(name: str) -> list[str]:
+    """The entries of the tables whose tiles the call's kernels have."""
+    found = [entry_of(kernel, plan.tile) for kernel, (_, plan, *_) in launches_of(name).items()]
+    return [entry for entry in found if entry is not None]
+
+
+def entry_of(kernel: str, tile: table.Tile) -> str | None:
+    """The entry that holds this tile for the kernel, in words; None where no table does."""
+    name, held_for, head_dim = ENTRIES.get(id(tile), ("", "", 0))
+    return f"{name} {held_for} {head_dim}" if held_for.removesuffix("_wide") == kernel.removesuffix("_wide") else None
 
 
 if __name__ == "__main__":
-    print(json.dumps({name: facts(name) for name in sys.argv[1:]}))
+    is_listing = sys.argv[1] == "--entries"
+    of = entries if is_listing else facts
+    print(json.dumps({name: of(name) for name in sys.argv[1 + is_listing :]}))

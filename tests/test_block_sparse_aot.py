@@ -18,8 +18,6 @@ PROCESSES = (  # one process a line
     ("80-64-64-causal", "80-128-128-random", "100-128-128-causal"),
 )
 
-ROWS_OF_WGMMA = 64
-
 # Bytes of stack that may be used under Triton 3.6 and 3.7, kernel -> bytes; "*" for every kernel of the call. None elsewhere.
 SPILLS: dict[str, dict[str, int]] = {
     "90-128-128-random": {"backward_keys": 64},
@@ -52,8 +50,7 @@ def problems_of(name: str, kernel: str, facts: dict[str, Any]) -> list[str]:
     capability, _, block, variant = name.split("-")
     allowed = SPILLS.get(name, {})
     spill = allowed.get(kernel, allowed.get("*", 0))
-    instruction = "HMMA" if int(block) < ROWS_OF_WGMMA else ""
-    return triton_problems(kernel, facts, capability=capability, variant=variant, spill=spill, instruction=instruction)
+    return triton_problems(kernel, facts, capability=capability, variant=variant, spill=spill, rows=int(block))
 
 
 def test_problems_are_seen() -> None:

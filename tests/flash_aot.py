@@ -116,6 +116,7 @@ def facts_of(kernel: Any, plan: Any, arguments: Any, aligned: Any, _types: Any) 
 
 
 def measured(compiled: Any) -> dict[str, Any]:
+    """What one compiled kernel needs, and its instructions."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
         cubin.write(compiled.asm["cubin"])
         cubin.flush()
@@ -153,11 +154,12 @@ def launches_of(name: str) -> dict[str, tuple[Any, ...]]:
     for part in parts:
         options |= VARIANTS[part]
     launches = record(divmod(int(capability), 10), int(head_dim), **options)
-    return {parts[0].fn.__name__.removesuffix("_kernel"): parts for parts in launches}
+    return {kernel.fn.__name__.removesuffix("_kernel"): (kernel, *rest) for kernel, *rest in launches}
 
 
 def facts(name: str) -> dict[str, Any]:
-    return {kernel: {**facts_of(*parts), "rows": score_rows(kernel, parts[1].tile)} for kernel, parts in launches_of(name).items()}
+    launches = launches_of(name).items()
+    return {called: facts_of(kernel, plan, *rest) | {"rows": score_rows(called, plan.tile)} for called, (kernel, plan, *rest) in launches}
 
 
 def score_rows(kernel: str, tile: table.Tile) -> int:

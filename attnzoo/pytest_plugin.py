@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 PROFILES = ("quick", "deep")
 QUICK_CHUNKS, DEEP_CHUNKS = 10, 100
+WORKERS_A_GPU = 16  # a host may have hundreds of cores: so many processes start for minutes, and each holds half a GB of the GPU
 STICKY_CUDA_ERRORS = (
     "illegal memory access",
     "device-side assert",
@@ -128,6 +129,16 @@ def visible_gpus() -> list[str]:
         return [name.strip() for name in listed.split(",") if name.strip()]
     nodes = [path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()]
     return [str(place) for place in range(len(nodes))]
+
+
+@pytest.hookimpl(optionalhook=True, tryfirst=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """`-n auto` on a GPU: the cores, but no more than a GPU serves; None leaves it to pytest-xdist."""
+    device = str(config.getoption("--attn-device"))
+    if not device.startswith("cuda") or "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    gpus = 1 if ":" in device else max(1, len(visible_gpus()))
+    return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, WORKERS_A_GPU * gpus)
 
 
 def is_sticky(text: str) -> bool:

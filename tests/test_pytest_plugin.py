@@ -250,6 +250,15 @@ def test_each_worker_starts_at_another_gpu(monkeypatch: pytest.MonkeyPatch, work
     assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
 
 
+@pytest.mark.parametrize(("device", "cores", "expected"), [("cuda", 288, 48), ("cuda:1", 288, 16), ("cuda", 8, 8), ("cpu", 288, None)])
+def test_as_many_workers_as_the_gpus_serve(monkeypatch: pytest.MonkeyPatch, device: str, cores: int, expected: int | None) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5,7")
+    monkeypatch.delenv("PYTEST_XDIST_AUTO_NUM_WORKERS", raising=False)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(cores), raising=False)
+    config = SimpleNamespace(getoption={"--attn-device": device}.get)
+    assert pytest_plugin.pytest_xdist_auto_num_workers(config) == expected  # type: ignore[arg-type]
+
+
 def test_without_gpus_nothing_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     pytest_plugin.spread_gpus(config_of("gw1"))

@@ -85,6 +85,11 @@ class ElementRule:
         return ElementRule(self.band, segments, None if self.bits is None else _copy(self.bits))
 
 
+def _has_address(tensor: Tensor) -> bool:
+    """Not so of meta tensors, of subclasses, and of what a transform of torch.func has wrapped."""
+    return type(tensor) is Tensor and not tensor.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+
+
 def _copy(tensor: Tensor) -> Tensor:
     return tensor.clone(memory_format=torch.contiguous_format)  # a kernel counts on it
 
@@ -163,7 +168,7 @@ class BlockLayout:
             raise ValueError(f"the layout has {sum(blocks)} blocks; it takes at most {MOST_BLOCKS}: take larger blocks")
         summary = LayoutSummary(self.batch, self.heads, self.block_q, self.block_kv, *blocks, rule.parts)
         object.__setattr__(self, "summary", summary)  # not a cached_property: its lock stops torch.compile
-        if not torch.compiler.is_compiling() and type(full.offsets) is Tensor and not full.offsets.is_meta:
+        if not torch.compiler.is_compiling() and _has_address(full.offsets):
             _living.setdefault(full.offsets.data_ptr(), self)
 
     @classmethod

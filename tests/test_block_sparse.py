@@ -224,6 +224,14 @@ def test_bands_are_two_distances_within_32_bits(band: tuple[int | None, int | No
     assert Schedule.of(layout).rule[1:3] == expected
 
 
+@pytest.mark.parametrize(("batch", "heads"), [(0, 1), (0, 3), (2, 0)])
+def test_a_layout_of_nothing_has_a_schedule(batch: int, heads: int) -> None:
+    layout = BlockLayout.from_blocks(torch.ones(batch, heads, 2, 3, dtype=torch.bool), block=16)
+    schedule = Schedule.of(layout)
+    assert schedule.rows[4].shape == (batch * heads, 2)
+    assert [schedule.longest[0], schedule.longest[1]] == [0, 0]
+
+
 def test_a_schedule_is_made_once_and_goes_with_its_layout() -> None:
     layout = layouts.butterfly(128, block=16)
     assert Schedule.of(layout) is Schedule.of(layout)

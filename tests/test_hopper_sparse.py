@@ -144,3 +144,31 @@ def test_heads_side_by_side_stay_within_the_l2() -> None:
     assert [width(8192, 128), width(32768, 64), width(32768, 128)] == [4, 2, 1]
     assert width(8192, 128, 16, 2) == 1, "q, dO and dQ are of all query heads of the group"
     assert width(1024, 64, 6, 6) == 2, "groups of heads are whole"
+
+
+@needs_triton
+def test_tiles_beyond_the_keys_are_tested() -> None:
+    """256 keys a block and 384 of them: the last tile of 128 holds none, and its zeros are no keys to attend to."""
+    from attnzoo.backends.block_sparse_triton.schedule import Schedule
+    from attnzoo.backends.hopper_sparse.launch import backward_plan
+
+    q = torch.empty(1, 2, 384, 64, dtype=torch.float16)
+    for kv_len, expected in ((384, True), (512, False)):
+        k = torch.empty(1, 2, kv_len, 64, dtype=torch.float16)
+        layout = BlockLayout.from_blocks(torch.ones(2, 2, dtype=torch.bool), block=256, q_len=384, kv_len=kv_len)
+        plan = backward_plan(AttentionSpec.of(q, k, k, layout=layout), Schedule.of(layout).types, False)
+        assert plan.constants[3] is expected, "TESTED: a tile of a cut block is masked"
+
+
+@needs_triton
+def test_what_is_not_known_of_a_layout_is_asked_until_it_is() -> None:
+    from types import SimpleNamespace
+
+    from attnzoo.backends.block_sparse_triton.schedule import Longest
+
+    answers = [False, True]
+    event = SimpleNamespace(query=lambda: answers.pop(0))
+    longest = Longest(torch.tensor([3, 5]), (event, SimpleNamespace(device=torch.device("cpu"))))
+    assert [longest[0], longest[0], longest[1], longest[0]] == [None, 3, 5, 3]
+    assert not answers, "an event that has happened is not asked again: another thread may be capturing"
+    assert Longest(None, None)[0] is None

@@ -412,3 +412,15 @@ def test_density_of_nothing_is_zero():
     assert BlockLayout.from_dense(torch.ones(0, 5, dtype=torch.bool)).density == 0.0, "no block at all"
     assert BlockLayout.from_dense(torch.zeros(5, 5, dtype=torch.bool), block=2).density == 0.0, "no block kept"
     assert BlockLayout.from_dense(torch.eye(4, dtype=torch.bool), block=2).density == 0.5, "the diagonal of 2 x 2 blocks"
+
+
+def test_a_layout_can_be_made_under_a_transform():
+    def loss(q):
+        rows = q.view(4, 4, 8).sum(1)
+        layout = attnzoo.layouts.topk(rows @ rows.mT, 2, q_len=16, kv_len=16, block=4)
+        return attnzoo.attention(q[None, None], q[None, None], q[None, None], layout=layout, backend="naive").sum()
+
+    q = torch.randn(16, 8)
+    leaf = q.clone().requires_grad_()
+    loss(leaf).backward()
+    torch.testing.assert_close(torch.func.grad(loss)(q), leaf.grad)

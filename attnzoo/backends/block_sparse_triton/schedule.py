@@ -1,4 +1,4 @@
-"""Schedule: what launches need of a layout beyond its own lists, made once a layout, on its device, without reading it back."""
+"""Schedule: what launches need of a layout beyond its own lists, made once a layout, on its device, without waiting for it."""
 
 from __future__ import annotations
 
@@ -38,6 +38,31 @@ class MergedLists:
         return cls(offsets, partial.offsets, blocks)
 
 
+class Longest:
+    """Blocks of the longest row and of the longest column, on their way to the host: nobody waits for them.
+
+    Args:
+        found: `(2,)` int32 on the host, which holds them once `made` has happened; None for what will not be known.
+        made: event and stream; None if they are there.
+    """
+
+    def __init__(self, found: Tensor | None, made: tuple[Any, Any] | None) -> None:
+        self._found, self._made = found, made
+        self._known: list[int] | None = None
+
+    def __getitem__(self, axis: int) -> int | None:
+        """Of rows (0) or columns (1); None as long as it isn't known. Once it is, the event is not asked again."""
+        if self._known is None and self._found is not None and self._has_come():
+            self._known = self._found.tolist()
+        return None if self._known is None else self._known[axis]
+
+    def _has_come(self) -> bool:
+        if self._made is None:
+            return True
+        event, stream = self._made
+        return not _is_capturing(stream.device) and event.query()  # under capture no event may be asked
+
+
 @dataclass(frozen=True, eq=False)
 class Schedule:
     """A layout as the kernels take it (see `tiles.py`).
@@ -49,8 +74,7 @@ class Schedule:
         rule: packed bits; `low` and `high` of the stored band, which keeps `low <= j - i <= high`; q ids and the stride of
             their batches, kv ids and theirs. None for what the layout doesn't have.
         types: what of this decides the types of a kernel's arguments.
-        longest: `(2,)` int32 on the host, blocks of the longest row and of the longest column; on its way from a GPU until `made`
-            has happened. None where it isn't known: in a schedule made under graph capture.
+        longest: blocks of the longest row, and of the longest column.
         made: the event after which the tensors made here hold their values, and the stream that has it; None on CPU.
     """
 
@@ -62,18 +86,8 @@ class Schedule:
     merged_columns: MergedLists
     rule: tuple[Any, ...]
     types: tuple[Any, ...]
-    longest: Tensor | None
+    longest: Longest
     made: tuple[Any, Any] | None
-
-    def longest_line(self, axis: int) -> int | None:
-        """Blocks of the longest row (axis 0) or column (axis 1); None while that isn't known without waiting for it."""
-        if self.longest is None:
-            return None
-        if self.made is not None:
-            event, stream = self.made
-            if _is_capturing(stream.device) or not event.query():  # under capture nothing may be asked
-                return None
-        return int(self.longest[axis])
 
     @classmethod
     def of(cls, layout: BlockLayout) -> Schedule:
@@ -104,8 +118,10 @@ def _made(layout: BlockLayout) -> Schedule:
         ids = tuple([part for each in rule.segments for part in (each, each.stride(0) if layout.batch > 1 else 0)])
     parts = (rule.bits, *_band(layout), *ids)
     heads = layout.batch * layout.heads
-    row_work = _work(layout.full, layout.partial, heads)
-    column_work = _work(by_column, by_column_partial, heads)
+    row_work = _work(layout.full, layout.partial, heads, layout.rows)
+    column_work = _work(by_column, by_column_partial, heads, layout.columns)
+    longest = _longest(row_work, column_work)
+    made = _event(layout.device)
     return Schedule(
         rows=_lists(layout.full, layout.partial, row_work, None),
         columns=_lists(by_column, by_column_partial, column_work, places),
@@ -115,14 +131,14 @@ def _made(layout: BlockLayout) -> Schedule:
         merged_columns=MergedLists.of(by_column, by_column_partial),
         rule=parts,
         types=tuple([part.dtype if isinstance(part, Tensor) else part is None for part in parts]),
-        longest=_longest(row_work, column_work),
-        made=_event(layout.device),
+        longest=Longest(longest, made),
+        made=made,
     )
 
 
-def _work(full: BlockLists, partial: BlockLists, heads: int) -> Tensor:
+def _work(full: BlockLists, partial: BlockLists, heads: int, lines: int) -> Tensor:
     """`(heads, lines)` int32: each line's blocks."""
-    return (full.offsets.diff() + partial.offsets.diff()).view(heads, -1)
+    return (full.offsets.diff() + partial.offsets.diff()).view(heads, lines)
 
 
 def _longest(*works: Tensor) -> Tensor | None:

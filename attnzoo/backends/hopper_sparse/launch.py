@@ -59,7 +59,7 @@ def has_long_line(spec: AttentionSpec, schedule: Schedule, axis: int) -> bool:
     Measured on an H200 with 16 heads: the global blocks of bigbird are 1.0 of the call at 8k and 32k, where it is worth 1.3 to 1.7;
     every other pattern of `benchmarks/block_sparse_inputs.py` is below 0.4, where it costs up to 0.14 forward and 0.27 backward.
     """
-    layout, longest = spec.layout, schedule.longest_line(axis)
+    layout, longest = spec.layout, schedule.longest[axis]
     assert layout is not None
     if longest is None:
         return False
@@ -122,7 +122,7 @@ def backward_plan(spec: AttentionSpec, types: tuple[Any, ...], is_skewed: bool) 
     width = key_heads if is_skewed else backward_width(spec)
     if key_heads // width > LONGEST_GRID_SIDE:
         width = key_heads
-    is_tested = layout.partial_blocks > 0 or spec.kv_len % tile.block_kv != 0
+    is_tested = layout.partial_blocks > 0 or spec.kv_len % layout.block_kv != 0  # tiles of the last block may lie wholly beyond the keys
     constants = (tile.stages, layout.block_q, layout.block_kv, is_tested, tile.lse_early and not is_tested, *rule_constants(types))
     constants += (tile.consumer_registers, tile.producer_registers)
     key_tiles = -(-spec.kv_len // layout.block_kv) * (layout.block_kv // tile.block_kv)

@@ -6,6 +6,7 @@ import gc
 import importlib.util
 import os
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -230,6 +231,23 @@ def test_a_layout_of_nothing_has_a_schedule(batch: int, heads: int) -> None:
     schedule = Schedule.of(layout)
     assert schedule.rows[4].shape == (batch * heads, 2)
     assert [schedule.longest[0], schedule.longest[1]] == [0, 0]
+
+
+def test_another_stream_waits_for_a_schedule_and_keeps_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = layouts.documents([40, 56], block=16)
+    schedule, kept = Schedule.of(layout), []
+    here, there = [SimpleNamespace(name=name, device=torch.device("cpu"), wait_event=kept.append) for name in ("here", "there")]
+    monkeypatch.setitem(_kept, layout, replace(schedule, made=("the event", here)))
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda tensor, stream: kept.append((tensor, stream)))
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: here)
+    Schedule.of(layout)
+    assert not kept, "on the stream that made it there is nothing to wait for"
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: there)
+    Schedule.of(layout)
+    assert kept[0] == "the event"
+    assert all(stream is there for _, stream in kept[1:])
+    found = {id(tensor) for tensor, _ in kept[1:]}
+    assert {id(part) for part in (schedule.rows[4], schedule.columns[4], schedule.merged_columns.blocks)} <= found
 
 
 def test_a_schedule_is_made_once_and_goes_with_its_layout() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +104,14 @@ class Schedule:
             current = torch.cuda.current_stream(stream.device)
             if current != stream:
                 current.wait_event(event)
+                for tensor in kept.tensors():
+                    tensor.record_stream(current)  # nobody else can reach them: if the layout goes, their memory waits for this stream
         return kept
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that kernels read of it."""
+        merged = [(lists.offsets, lists.partial_offsets, lists.blocks) for lists in (self.merged_rows, self.merged_columns)]
+        return [part for part in (*self.rows, *self.columns, *itertools.chain(*merged), *self.rule) if isinstance(part, Tensor)]
 
 
 _kept: weakref.WeakKeyDictionary[BlockLayout, Schedule] = weakref.WeakKeyDictionary()

@@ -12,6 +12,7 @@ from compiled import compile_all, needs_triton
 
 from attnzoo import layouts
 from attnzoo.backends.hopper.support import TRITONS
+from attnzoo.backends.hopper.tiles import backward_tile
 from attnzoo.backends.hopper_sparse.support import reasons_against
 from attnzoo.layout import BlockLayout
 from attnzoo.spec import AttentionSpec
@@ -48,7 +49,9 @@ def problems_of(name: str, facts: dict[str, Any]) -> list[str]:
         found.append(f"{facts['spilled_bytes']} bytes spill, {allowed} allowed")
     if facts["shared_bytes"] > SHARED_BYTES:
         found.append(f"{facts['shared_bytes']} bytes of shared memory, {SHARED_BYTES} at most")
-    wanted = {"UTMAREDG": 0, "ATOMG": 1} if name.startswith("forward") else {"UTMAREDG": 2 * int(name.split("-")[1]) // 64, "RED": 0}
+    kernel, head_dim, _ = name.split("-")
+    _, columns = backward_tile(int(head_dim)).dq_block(int(head_dim))  # of a half of dQ; TMA takes 128 bytes of a row at a time
+    wanted = {"UTMAREDG": 0, "ATOMG": 1} if kernel == "forward" else {"UTMAREDG": 2 * (columns * 4 // 128), "RED": 0}
     found += [f"{facts['counts'][each]} {each}, expected {count}" for each, count in wanted.items() if facts["counts"][each] != count]
     if facts["counts"]["UTMALDG"] < 4:
         found.append(f"{facts['counts']['UTMALDG']} UTMALDG: q, k and v do not all come by TMA")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnzoo import AttentionInputs, AttentionSpec, Backend, Capabilities
-from attnzoo_flash_attn.machine import band_reasons, hopper_reasons, is_installed
+from attnzoo_flash_attn.machine import band_reasons, dim_reasons, hopper_reasons, is_installed
 from attnzoo_flash_attn.tensors import ready
 
 __all__ = ["Fa3"]
@@ -30,8 +30,7 @@ class Fa3(Backend):
 
     def unsupported_reasons(self, spec: AttentionSpec) -> list[str]:
         reasons = super().unsupported_reasons(spec) + hopper_reasons(spec.device) + band_reasons(spec)
-        if spec.head_dim % 8:
-            reasons.append(f"head_dim is {spec.head_dim}, it takes multiples of 8")
+        reasons += dim_reasons(head_dim=spec.head_dim)
         if not is_installed(MODULE):
             reasons.append("fa3-fwd is not installed: pip install 'attnzoo-flash-attn[fa3]'")
         return reasons

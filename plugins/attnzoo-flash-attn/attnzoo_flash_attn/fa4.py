@@ -10,7 +10,7 @@ from torch import Tensor
 
 from attnzoo import AttentionInputs, AttentionSpec, Backend, Capabilities
 from attnzoo_flash_attn.blocks import BLOCK, lists_of
-from attnzoo_flash_attn.machine import band_reasons, hopper_reasons, is_installed
+from attnzoo_flash_attn.machine import band_reasons, dim_reasons, hopper_reasons, is_installed
 from attnzoo_flash_attn.tensors import ReadyGradient, ready, window_of
 
 __all__ = ["Fa4"]
@@ -32,9 +32,7 @@ class Fa4(Backend):
 
     def unsupported_reasons(self, spec: AttentionSpec) -> list[str]:
         reasons = super().unsupported_reasons(spec) + hopper_reasons(spec.device) + band_reasons(spec) + layout_reasons(spec)
-        for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)):
-            if dim % 8:
-                reasons.append(f"{name} is {dim}, it takes multiples of 8")
+        reasons += dim_reasons(head_dim=spec.head_dim, value_dim=spec.value_dim)
         if not is_installed(MODULE):
             reasons.append("flash-attn-4 is not installed: pip install 'attnzoo-flash-attn[fa4]'")
         return reasons

@@ -9,7 +9,7 @@ import torch
 from attnzoo import AttentionSpec
 from attnzoo.tracing import constant_when_traced
 
-__all__ = ["ampere_reasons", "band_reasons", "hopper_reasons", "is_installed"]
+__all__ = ["ampere_reasons", "band_reasons", "dim_reasons", "hopper_reasons", "is_installed"]
 
 
 @constant_when_traced
@@ -52,3 +52,8 @@ def band_reasons(spec: AttentionSpec) -> list[str]:
     if spec.band == (None, None) or spec.q_len <= spec.kv_len:
         return []
     return [f"q has length {spec.q_len} and k {spec.kv_len}, it takes causal and window where q is no longer than k"]
+
+
+def dim_reasons(**dims: int) -> list[str]:
+    """Rows are copied 16 bytes at a time, 8 elements of half precision."""
+    return [f"{name} is {dim}, it takes multiples of 8" for name, dim in dims.items() if dim % 8]

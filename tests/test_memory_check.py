@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+import numpy
 import pytest
 import torch
 
@@ -79,6 +80,24 @@ def test_a_tail_without_a_mask_is_found(kernel, operation, dtype):
     assert fault.program == (3, 0, 0)
     assert "test_memory_check.py" in fault.line
     assert "+100 elements from the start" in fault.nearest
+
+
+@pytest.mark.parametrize(
+    ("kernel", "operation"), [(copy_loading_without_mask, "load"), (copy_storing_without_mask, "store")], ids=["load", "store"]
+)
+@pytest.mark.parametrize("first", ["x", "y"])
+def test_a_tail_that_ends_in_the_next_argument_is_found(kernel, operation, first):
+    memory = numpy.zeros(200, numpy.float32)  # two storages of it, end to end
+    x, y = (torch.from_numpy(part) for part in ((memory[:100], memory[100:]) if first == "x" else (memory[100:], memory[:100])))
+    assert abs(x.data_ptr() - y.data_ptr()) == x.untyped_storage().nbytes() == 400
+    x.copy_(torch.randn(100))
+    before = x.clone()
+    with pytest.raises(MemoryFaults) as caught, checked_memory():
+        kernel[(4,)](x, y, 100, BLOCK=32)
+    (fault,) = caught.value.faults
+    assert (fault.operation, fault.lanes) == (operation, 28)
+    assert torch.equal(x, before)
+    assert torch.equal(y, before)
 
 
 @pytest.mark.parametrize("bad", [-8, -1, 8, 15])

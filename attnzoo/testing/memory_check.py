@@ -5,7 +5,9 @@ between two rows is found even where it happens to do no harm.
     with checked_memory():          # TRITON_INTERPRET=1, set before triton is imported
         kernel[grid](...)
 
-What it can't see: an address that is off by so much that it lands on a valid element of another argument.
+For the length of a launch each storage stands alone, with no man's land on both sides, wherever its own memory is:
+what runs past the end of one argument can't land in its neighbour. What it can't see: an address that is valid in
+another view of the same storage, or off by more than the no man's land.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,6 +23,9 @@ import torch
 from torch import Tensor
 
 __all__ = ["MemoryFault", "MemoryFaults", "checked_memory"]
+
+_PAGE = 4096  # bytes; a multiple of every dtype's alignment
+_LEAST_NO_MANS_LAND = 1 << 20  # bytes: a tile of 256 rows of 256 floats runs past the end of a small tensor, and four times that
 
 
 @dataclass(frozen=True)
@@ -54,31 +59,41 @@ class MemoryFaults(AssertionError):  # noqa: N818  it holds several
         super().__init__("\n".join([f"{len(faults)} accesses out of bounds", *shown, *more]))
 
 
-@dataclass
 class _Footprint:
-    """The bytes of one storage that belong to an element of a tensor argument."""
+    """A storage of the arguments, moved between two stretches of no man's land, and which of its bytes belong to an
+    element of an argument."""
 
-    base: int
-    valid: np.ndarray[Any, np.dtype[np.bool_]]
-    views: list[tuple[str, Tensor]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, tensor: Tensor) -> _Footprint:
-        storage = tensor.untyped_storage()
-        return cls(storage.data_ptr(), np.zeros(storage.nbytes(), dtype=bool))
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._storage = storage
+        # As long as the storage, so that an index off by a row, a head or a batch stays in it; untouched pages cost nothing.
+        self._before = max(_LEAST_NO_MANS_LAND, -(-storage.nbytes() // _PAGE) * _PAGE)
+        self._room = torch.empty(2 * self._before + storage.nbytes(), dtype=torch.uint8)
+        self._moved = self._room[self._before : self._before + storage.nbytes()]
+        self._moved.copy_(_bytes_of(storage))
+        self.base = self._room.data_ptr() + self._before
+        self.valid = np.zeros(storage.nbytes(), dtype=bool)
+        self.views: list[tuple[str, Tensor]] = []
 
     def add(self, name: str, tensor: Tensor) -> None:
+        """Make a view of the storage one of the moved bytes, and its elements valid."""
         self.views.append((name, tensor))
+        item, offset = tensor.element_size(), tensor.storage_offset()
+        tensor.set_(self._room.untyped_storage(), offset + self._before // item, tensor.size(), tensor.stride())
         if not tensor.numel():
             return
-        item = tensor.element_size()
         whole = len(self.valid) // item * item  # a storage's last bytes may be no whole element
         elements = torch.from_numpy(self.valid[:whole].reshape(-1, item))
         for byte in range(item):
             plane = elements[:, byte]
             strides = [stride * plane.stride(0) for stride in tensor.stride()]
-            offset = plane.storage_offset() + tensor.storage_offset() * plane.stride(0)
-            plane.as_strided(tensor.shape, strides, offset).fill_(True)
+            plane.as_strided(tensor.shape, strides, plane.storage_offset() + offset * plane.stride(0)).fill_(True)
+
+    def leave(self) -> None:
+        """Take what the kernel wrote, and the views, back to the storage."""
+        _bytes_of(self._storage).copy_(self._moved)
+        for _, tensor in self.views:
+            offset = tensor.storage_offset() - self._before // tensor.element_size()
+            tensor.set_(self._storage, offset, tensor.size(), tensor.stride())
 
     def allows(self, addresses: np.ndarray[Any, Any], size: int) -> np.ndarray[Any, np.dtype[np.bool_]]:
         """Whether each address is the first of `size` valid bytes."""
@@ -109,10 +124,16 @@ class _Checker:
         self.kernel = kernel
         self.footprints = {}
         for name, tensor in named:
-            key = tensor.untyped_storage().data_ptr()
+            storage = tensor.untyped_storage()
+            key = storage.data_ptr()
             if key not in self.footprints:
-                self.footprints[key] = _Footprint.of(tensor)
+                self.footprints[key] = _Footprint(storage)
             self.footprints[key].add(name, tensor)
+
+    def leave(self) -> None:
+        """Give the arguments of the launch back."""
+        for footprint in self.footprints.values():
+            footprint.leave()
 
     def load(self, addresses: Any, mask: Any, other: Any, dtype: Any) -> Any:
         return self._memory.load(addresses, self._allowed("load", addresses, mask, np.dtype(dtype).itemsize), other, dtype)
@@ -155,6 +176,10 @@ class _Checker:
         return max(footprint.base - address, address - footprint.base - len(footprint.valid), 0)
 
 
+def _bytes_of(storage: torch.UntypedStorage) -> Tensor:
+    return torch.empty(0, dtype=torch.uint8).set_(storage)
+
+
 def _kernel_line() -> str:
     """The innermost line outside of triton and of this file: where the kernel made the access."""
     frame = sys._getframe(1)
@@ -192,20 +217,27 @@ def checked_memory() -> Iterator[list[MemoryFault]]:
         raise RuntimeError("triton compiles its kernels in this process; set TRITON_INTERPRET=1 before it is imported")
     checker = _Checker(interpreter._interpreter, interpreter.interpreter_builder)
     prepare = interpreter.GridExecutor._init_args_hst
+    restore = interpreter.GridExecutor._restore_args_dev
 
-    def prepare_and_note(self: Any, args: Any, kwargs: Any) -> Any:
+    def prepare_and_move(self: Any, args: Any, kwargs: Any) -> Any:
         host_args, host_kwargs = prepare(self, args, kwargs)
         named = [*zip(self.arg_names, host_args), *host_kwargs.items()]
         checker.enter(self.fn.__name__, [found for name, argument in named for found in _tensors_of(name, argument)])
         return host_args, host_kwargs
 
+    def leave_and_restore(self: Any, *arguments: Any) -> None:
+        checker.leave()
+        restore(self, *arguments)
+
     interpreter._interpreter = checker
-    interpreter.GridExecutor._init_args_hst = prepare_and_note
+    interpreter.GridExecutor._init_args_hst = prepare_and_move
+    interpreter.GridExecutor._restore_args_dev = leave_and_restore
     try:
         yield checker.faults
     finally:
         interpreter._interpreter = checker._memory
         interpreter.GridExecutor._init_args_hst = prepare
+        interpreter.GridExecutor._restore_args_dev = restore
     if checker.faults:
         raise MemoryFaults(checker.faults)
 

@@ -4,33 +4,25 @@ Roles, products and how dQ is summed are those of `hopper.backward`: a CTA owns 
 tiles of the blocks in their column, for all query heads of the group, those whose pairs must be tested first.
 """
 
-from attnzoo.backends.hopper.backward import LOG2E, READERS, WRITERS, place
-from attnzoo.backends.hopper.barriers import (
-    DQ_FULL,
-    EMPTY_FIRST,
-    EMPTY_SECOND,
-    EXCHANGE,
-    barrier_arrive,
-    barrier_sync,
-    claim,
-    dependency_wait,
-    launch_dependents,
-    publish,
-    uniform,
+from attnzoo.backends.hopper.backward_block import (
+    LOG2E,
+    WRITERS,
+    add_products,
+    allocate,
+    await_stage,
+    begin,
+    drain,
+    issue_scores,
+    load_keys,
+    load_queries,
+    place,
+    positions,
+    put_sums,
+    send_dq,
+    store_sums,
 )
-from attnzoo.backends.hopper.names import (
-    fence_async_shared,
-    gl,
-    gluon,
-    mbarrier,
-    partition_barrier,
-    tma_add,
-    tma_load,
-    tma_store,
-    tma_store_wait,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from attnzoo.backends.hopper.barriers import DQ_FULL, EMPTY_FIRST, barrier_sync, dependency_wait, launch_dependents, uniform
+from attnzoo.backends.hopper.names import gl, gluon, mbarrier, partition_barrier
 
 # What the producer tells of a query tile: its first row, or -1 if nothing of it must be tested; the place of its block's bits, or -1 if
 # only the end of the keys cuts it; and how far a query may be beyond a key, both counted within the tile, by the band's two bounds.
@@ -66,21 +58,18 @@ def fact_at(facts, index):
 
 
 @gluon.jit
-def producer(desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries, facts, lists, walk, bounds, variant: gl.constexpr):
+def producer(desc_k, descs, kv, queries, facts, lists, walk, bounds, variant: gl.constexpr):
     BLOCK_Q: gl.constexpr = variant[0]
     TESTED: gl.constexpr = variant[2]
     BITS: gl.constexpr = variant[7]
-    k_sm, v_sm, kv_full = kv
-    q_sm, do_sm, lse_sm, delta_sm, q_full, do_full = queries
     _, partial_offsets_ptr, blocks_ptr, places_ptr = lists
     low, high, kv_len = bounds
     key, line, head_stride, q_heads, kv_heads, group, width, _ = walk
     batch, kv_head = place(kv_heads, width)
-    STAGES: gl.constexpr = q_sm.shape[0]
-    BM: gl.constexpr = q_sm.shape[1]
+    STAGES: gl.constexpr = queries[0].shape[0]
+    BM: gl.constexpr = queries[0].shape[1]
     TILES: gl.constexpr = BLOCK_Q // BM
-    mbarrier.expect(kv_full.index(0), desc_k.block_type.nbytes)
-    tma_load(desc_k, [batch, kv_head, key, 0], kv_full.index(0), k_sm)
+    load_keys(desc_k, kv, batch, kv_head, key)
     dependency_wait()
     count = 0
     for member in range(group):
@@ -89,9 +78,7 @@ def producer(desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries,
         for i in range(steps):
             row = block * BLOCK_Q + i % TILES * BM
             block = gl.load(blocks_ptr + entry + (i + 1) // TILES, mask=i + 1 < steps, other=0)
-            stage = count % STAGES
-            if count >= STAGES:
-                barrier_sync(EMPTY_FIRST + stage, READERS)
+            stage = await_stage(EMPTY_FIRST, count, STAGES)
             if TESTED:
                 first = gl.load(partial_offsets_ptr + line + member * head_stride)
                 partials = gl.load(partial_offsets_ptr + line + member * head_stride + 1) - first
@@ -99,37 +86,20 @@ def producer(desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries,
                 where = 0
                 if BITS:
                     where = gl.load(places_ptr + first + i // TILES, mask=is_partial, other=0)
-                is_cut = key + k_sm.shape[0] > kv_len
+                is_cut = key + kv[0].shape[0] > kv_len
                 where = gl.where(is_partial, where, -1)
                 put_facts(facts, stage, gl.where(is_partial | is_cut, row, -1), where, key - row - low, key - row - high)
-            mbarrier.expect(q_full.index(stage), desc_q.block_type.nbytes + BM * 4)
-            tma_load(desc_q, [batch, head, row, 0], q_full.index(stage), q_sm.index(stage))
-            tma_load(desc_lse, [batch * q_heads + head, row], q_full.index(stage), lse_sm.index(stage))
-            if count == 0:
-                mbarrier.expect(kv_full.index(1), desc_v.block_type.nbytes)
-                tma_load(desc_v, [batch, kv_head, key, 0], kv_full.index(1), v_sm)
-            if count >= STAGES:
-                barrier_sync(EMPTY_SECOND + stage, READERS)
-            mbarrier.expect(do_full.index(stage), desc_do.block_type.nbytes + BM * 4)
-            tma_load(desc_do, [batch, head, row, 0], do_full.index(stage), do_sm.index(stage))
-            tma_load(desc_delta, [batch * q_heads + head, row], do_full.index(stage), delta_sm.index(stage))
+            load_queries(descs, kv, queries, count, batch, head, q_heads, row, kv_head, key)
             count += 1
-    if count == 0:
-        mbarrier.arrive(kv_full.index(1), count=1)  # nobody sees these keys: V is not needed
-    for i in range(gl.maximum(count - STAGES, 0), count):  # leave no named barrier half full
-        barrier_sync(EMPTY_FIRST + i % STAGES, READERS)
-        barrier_sync(EMPTY_SECOND + i % STAGES, READERS)
+    drain(kv, count, STAGES)
 
 
 @gluon.jit
 def dq_writer(desc_dq, state_ptr, dqs, lists, walk, q_len, BM: gl.constexpr, variant: gl.constexpr):
     BLOCK_Q: gl.constexpr = variant[0]
-    dq_sm, dq_empty = dqs
     _, line, head_stride, q_heads, kv_heads, group, width, q_blocks = walk
     blocks_ptr = lists[2]
     batch, kv_head = place(kv_heads, width)
-    ROWS: gl.constexpr = dq_sm.shape[1] % BM  # from one half to the other: BM is 0, since then the columns are halved
-    COLUMNS: gl.constexpr = 0 if ROWS else dq_sm.shape[2]
     TILES: gl.constexpr = BLOCK_Q // BM
     dependency_wait()
     for member in range(group):
@@ -140,22 +110,11 @@ def dq_writer(desc_dq, state_ptr, dqs, lists, walk, q_len, BM: gl.constexpr, var
             block = gl.load(blocks_ptr + entry + (i + 1) // TILES, mask=i + 1 < steps, other=0)
             if row < q_len:
                 block_state = state_ptr + batch_head * q_blocks + row // BM
-                is_first = claim(block_state)
-                for wg in gl.static_range(2):
-                    barrier_sync(DQ_FULL + wg, WRITERS)
-                    if is_first:
-                        tma_store(desc_dq, [batch_head, row + wg * ROWS, wg * COLUMNS], dq_sm.index(wg))
-                    else:
-                        tma_add(desc_dq, [batch_head, row + wg * ROWS, wg * COLUMNS], dq_sm.index(wg))
-                for wg in gl.static_range(2):
-                    tma_store_wait(1 - wg)
-                    mbarrier.arrive(dq_empty.index(wg), count=1)
-                if is_first:
-                    publish(block_state)
+                send_dq(desc_dq, block_state, dqs, batch_head, row, BM)
             else:  # a tile of a cut block that has no row
                 for wg in gl.static_range(2):
                     barrier_sync(DQ_FULL + wg, WRITERS)
-                    mbarrier.arrive(dq_empty.index(wg), count=1)
+                    mbarrier.arrive(dqs[1].index(wg), count=1)
 
 
 @gluon.jit
@@ -192,88 +151,26 @@ def test_scores(s, facts, stage, row, batch, keys, columns, rule, lengths, varia
 def consumer(WG: gl.constexpr, desc_dk, desc_dv, scale, kv, queries, ds_sm, dqs, facts, steps, rule, tile, lengths, variant: gl.constexpr):
     TESTED: gl.constexpr = variant[2]
     LSE_EARLY: gl.constexpr = variant[3]
-    k_sm, v_sm, kv_full = kv
-    q_sm, do_sm, lse_sm, delta_sm, q_full, do_full = queries
-    dq_sm, dq_empty = dqs
     kv_heads, width = tile
-    STAGES: gl.constexpr = q_sm.shape[0]
-    BM: gl.constexpr = q_sm.shape[1]
-    BN: gl.constexpr = k_sm.shape[0]
-    D: gl.constexpr = k_sm.shape[1]
-    HALF_N: gl.constexpr = BN // 2
-    DQ_ROWS: gl.constexpr = dq_sm.shape[1]
-    DQ_COLUMNS: gl.constexpr = dq_sm.shape[2]
-    dtype: gl.constexpr = k_sm.dtype
-    s_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BM, 16])
-    dkv_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
-    dq_layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DQ_COLUMNS, 16])
-    operand: gl.constexpr = gl.DotOperandLayout(0, dkv_layout, 2)
-    column: gl.constexpr = gl.SliceLayout(0, s_layout)
-    zero_s = gl.zeros([HALF_N, BM], gl.float32, s_layout)
-    zero_dq = gl.zeros([DQ_ROWS, DQ_COLUMNS], gl.float32, dq_layout)
-    dk = gl.zeros([HALF_N, D], gl.float32, dkv_layout)
-    dv = gl.zeros([HALF_N, D], gl.float32, dkv_layout)
-    columns = gl.arange(0, BM, layout=column)
-    keys = WG * HALF_N + gl.arange(0, HALF_N, layout=gl.SliceLayout(1, s_layout))  # within the tile
-    k_half = k_sm.slice(WG * HALF_N, HALF_N, 0)
-    v_half = v_sm.slice(WG * HALF_N, HALF_N, 0)
-    k_dq = k_sm if DQ_ROWS < BM else k_sm.slice(WG * DQ_COLUMNS, DQ_COLUMNS, 1)
-    mbarrier.wait(kv_full.index(0), 0)
-    mbarrier.wait(kv_full.index(1), 0)
+    STAGES: gl.constexpr = queries[0].shape[0]
+    operands, zeros, dk, dv = begin(WG, kv, queries, dqs)
+    keys, columns = positions(WG, zeros[0])
+    mbarrier.wait(kv[2].index(0), 0)
+    mbarrier.wait(kv[2].index(1), 0)
     steps = uniform(steps)
     for i in range(steps):
-        stage = i % STAGES
-        phase = (i // STAGES) & 1
-        ds_half = ds_sm.index(i % 2).slice(WG * HALF_N, HALF_N, 0)
-        q = q_sm.index(stage)
-        do = do_sm.index(stage)
-        mbarrier.wait(q_full.index(stage), phase)
-        s = warpgroup_mma(k_half, q.permute((1, 0)), zero_s, use_acc=False, is_async=True)  # (keys, queries)
-        if LSE_EARLY:
-            lse = lse_sm.index(stage).load(column)
-        mbarrier.wait(do_full.index(stage), phase)
-        dp = warpgroup_mma(v_half, do.permute((1, 0)), zero_s, use_acc=False, is_async=True)
-        s = warpgroup_mma_wait(1, deps=(s,))
+        s, dp, lse = issue_scores(operands, queries, zeros, i, LSE_EARLY)
         if TESTED:
+            stage = i % STAGES
             row = fact_at(facts, stage * FACTS)
             if row >= 0:
                 batch, _ = place(kv_heads, width)
                 s = test_scores(s, facts, stage, row, batch, keys, columns, rule, lengths, variant)
-        if not LSE_EARLY:
-            lse = lse_sm.index(stage).load(column)
-        p = gl.exp2(s * scale - lse[None, :])  # 0 for rows without keys, whose lse here is inf
-        p16 = gl.convert_layout(p.to(dtype), operand)
-        if LSE_EARLY:
-            mbarrier.wait(do_full.index(stage), phase)  # it has come long ago: the branch of the dense kernel, for the same reason
-        dp = warpgroup_mma_wait(0, deps=(dp,))
-        delta = delta_sm.index(stage).load(column)
-        ds = (p * (dp - delta[None, :])).to(dtype)
-        ds_half.store(ds)
-        dv = warpgroup_mma(p16, do, dv, is_async=True)
-        fence_async_shared()
-        barrier_sync(EXCHANGE, 256)  # both halves of dS are in shared memory
-        ds_dq = ds_sm.index(i % 2).slice(WG * DQ_ROWS, DQ_ROWS, 1) if DQ_ROWS < BM else ds_sm.index(i % 2)
-        dq = warpgroup_mma(ds_dq.permute((1, 0)), k_dq, zero_dq, use_acc=False, is_async=True)
-        dk = warpgroup_mma(gl.convert_layout(ds, operand), q, dk, is_async=True)
-        dv, dq = warpgroup_mma_wait(1, deps=(dv, dq))
-        barrier_arrive(EMPTY_SECOND + stage, READERS)
-        mbarrier.wait(dq_empty.index(WG), (i & 1) ^ 1)
-        dq_sm.index(WG).store(dq)
-        fence_async_shared()
-        barrier_arrive(DQ_FULL + WG, WRITERS)
-        dk = warpgroup_mma_wait(0, deps=(dk,))
-        barrier_arrive(EMPTY_FIRST + stage, READERS)
-    dk = dk * (scale / LOG2E)
-    barrier_sync(EXCHANGE, 256)  # K is an operand of the other warpgroup's dQ: both must be done with it
-    k_half.store(dk.to(dtype))
-    v_half.store(dv.to(dtype))
-    fence_async_shared()
-    partition_barrier()
+        dk, dv = add_products(WG, s, dp, lse, dk, dv, scale, operands, queries, zeros, ds_sm, dqs, i, LSE_EARLY)
+    put_sums(dk, dv, scale, operands)
     batch, kv_head = place(kv_heads, width)  # worked out here: fewer registers in the loop
     key = fact_at(facts, facts.shape[0] - 1)
-    tma_store(desc_dk, [batch, kv_head, key + WG * HALF_N, 0], k_half)
-    tma_store(desc_dv, [batch, kv_head, key + WG * HALF_N, 0], v_half)
-    tma_store_wait(0)
+    store_sums(desc_dk, desc_dv, operands, batch, kv_head, key + WG * (kv[0].shape[0] // 2))
 
 
 SIZES = ["q_heads", "kv_heads", "group", "width", "q_len", "q_blocks", "kv_len", "batch_stride", "head_stride"]
@@ -298,34 +195,10 @@ def sparse_attention_backward(
     """
     BM: gl.constexpr = desc_q.block_type.shape[2]
     BN: gl.constexpr = desc_k.block_type.shape[2]
-    D: gl.constexpr = desc_q.block_type.shape[3]
-    dtype: gl.constexpr = desc_q.dtype
-    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BM, D], dtype)
-    kv_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BN, D], dtype)
-    ds_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BN, BM], dtype)
-    dq_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for(desc_dq.block_type.shape[1:], gl.float32)
-    vector: gl.constexpr = gl.NVMMASharedLayout(0, 32, rank=1)
-    k_sm = gl.allocate_shared_memory(dtype, [BN, D], kv_layout)
-    v_sm = gl.allocate_shared_memory(dtype, [BN, D], kv_layout)
-    q_sm = gl.allocate_shared_memory(dtype, [STAGES, BM, D], q_layout)
-    do_sm = gl.allocate_shared_memory(dtype, [STAGES, BM, D], q_layout)
-    ds_sm = gl.allocate_shared_memory(dtype, [2, BN, BM], ds_layout)
-    dq_sm = gl.allocate_shared_memory(gl.float32, [2, desc_dq.block_type.shape[1], desc_dq.block_type.shape[2]], dq_layout)
-    lse_sm = gl.allocate_shared_memory(gl.float32, [STAGES, BM], vector)
-    delta_sm = gl.allocate_shared_memory(gl.float32, [STAGES, BM], vector)
+    kv, queries, dqs, ds_sm = allocate(desc_q, desc_k, desc_dq, STAGES)
     facts = gl.allocate_shared_memory(
         gl.int32, [FACTS * STAGES + 1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
     )  # the stages', then the first key
-    kv_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    do_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    dq_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
-        mbarrier.init(kv_full.index(i), count=1)
-        mbarrier.init(dq_empty.index(i), count=1)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(do_full.index(i), count=1)
     KEY_TILES: gl.constexpr = BLOCK_KV // BN
     batch, kv_head = place(kv_heads, width)
     turn = gl.program_id(1)
@@ -338,9 +211,7 @@ def sparse_attention_backward(
         steps += (gl.load(offsets_ptr + at + 1) - gl.load(offsets_ptr + at)) * (BLOCK_Q // BM)
     facts.index(FACTS * STAGES).store(gl.full([1], 0, gl.int32, gl.BlockedLayout([1], [32], [4], [0])) + key)
     launch_dependents()
-    kv = (k_sm, v_sm, kv_full)
-    queries = (q_sm, do_sm, lse_sm, delta_sm, q_full, do_full)
-    dqs = (dq_sm, dq_empty)
+    descs = (desc_q, desc_v, desc_do, desc_lse, desc_delta)
     lists = (offsets_ptr, partial_offsets_ptr, blocks_ptr, places_ptr)
     rule = (bits_ptr, q_ids, q_batch, kv_ids, kv_batch)
     walk = (key, line + block, head_stride, q_heads, kv_heads, group, width, q_blocks)
@@ -357,10 +228,7 @@ def sparse_attention_backward(
                 consumer,
                 (gl.constexpr(1), desc_dk, desc_dv, scale * LOG2E, kv, queries, ds_sm, dqs, facts, steps, rule, tile, lengths, variant),
             ),
-            (
-                producer,
-                (desc_q, desc_k, desc_v, desc_do, desc_lse, desc_delta, kv, queries, facts, lists, walk, (low, high, kv_len), variant),
-            ),
+            (producer, (desc_k, descs, kv, queries, facts, lists, walk, (low, high, kv_len), variant)),
             (dq_writer, (desc_dq, state_ptr, dqs, lists, walk, q_len, BM, variant)),
         ],
         [4, 1, 1],

@@ -52,6 +52,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     if not hasattr(config, "workerinput"):
         check_options(config)
+    if config.pluginmanager.hasplugin("timeout"):
+        limit_time(config)
     if config.getoption("--attn-device").startswith("cuda"):
         spread_gpus(config)
     if not hasattr(config, "workerinput"):
@@ -108,6 +110,16 @@ def chunks_of(text: str) -> range | None:
     """The chunks that `FIRST:STOP` names; None if it is not of that form."""
     first, colon, stop = text.partition(":")
     return range(int(first), int(stop)) if colon and first.isdigit() and stop.isdigit() else None
+
+
+def limit_time(config: pytest.Config) -> None:
+    """Let pytest-timeout, which is there, limit every test of the kit."""
+    from attnzoo.time_limit import StuckWorkers, TimeLimit
+
+    inputs = getattr(config, "workerinput", None)
+    config.pluginmanager.register(TimeLimit(inputs["attn_stacks"] if inputs else None), "attnzoo-time-limit")
+    if inputs is None:
+        config.pluginmanager.register(StuckWorkers(), "attnzoo-stuck-workers")
 
 
 # Devices

@@ -162,6 +162,7 @@ def command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
         (["naive", "-n", "many"], "no number of workers"),
         (["naive", "--seeds", "3:3"], "no range of chunks"),
         (["naive", "--sample", "0"], "--sample"),
+        (["naive", "--timeout", "-1"], "--timeout"),
         (["naive", "--output", "nowhere/c.json"], "nowhere is no folder"),
         ([], "NAME"),
     ],
@@ -171,6 +172,21 @@ def test_malformed_commands_exit_with_2(command, capsys: pytest.CaptureFixture[s
     printed = capsys.readouterr()
     assert said in " ".join(printed.err.replace("│", "").split())
     assert printed.out == ""
+
+
+@pytest.mark.parametrize(("arguments", "expected"), [((), None), (("--timeout", "0"), 0), (("--timeout", "7.5"), 7.5)])
+def test_the_time_limit_reaches_the_kit(command, monkeypatch: pytest.MonkeyPatch, arguments, expected) -> None:
+    from attnzoo.testing import judge
+
+    given = []
+
+    def stopped(*_: object, timeout: float | None, **__: object) -> None:
+        given.append(timeout)
+        raise judge.SuiteError("stopped here")
+
+    monkeypatch.setattr(judge, "judge", stopped)
+    assert command("naive", *arguments) == 1
+    assert given == [expected]
 
 
 def test_a_device_that_is_not_claimed_is_no_failure(tmp_path: Path) -> None:

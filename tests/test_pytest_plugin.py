@@ -117,14 +117,14 @@ def counts_of(output: str) -> dict[str, int]:
 def test_loading_is_cheap_and_imports_no_torch() -> None:
     script = (
         "import pytest, pluggy, pathlib, sys, time\n"
-        "start = time.perf_counter()\n"
-        "import attnzoo.pytest_plugin\n"
-        "print(time.perf_counter() - start, 'torch' in sys.modules, 'hypothesis' in sys.modules)\n"
+        "start = time.process_time()\n"
+        "import attnzoo.pytest_plugin, attnzoo.time_limit\n"
+        "print(time.process_time() - start, 'torch' in sys.modules, 'hypothesis' in sys.modules)\n"
     )
     runs = [subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split() for _ in range(5)]
     assert {tuple(run[1:]) for run in runs} == {("False", "False")}
     best = min(float(run[0]) for run in runs)
-    assert best < 0.015, f"the plugin takes {best * 1000:.1f} ms to load"
+    assert best < 0.015, f"the plugin takes {best * 1000:.1f} ms of CPU time to load, which a loaded machine disturbs least"
 
 
 def test_a_run_of_somebody_else_imports_no_torch(tmp_path: Path) -> None:

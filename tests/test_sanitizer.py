@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnzoo.testing.certificate import Run
-from attnzoo.testing.judge import SANITIZER_FOUND, SuiteError, environment, judge, sanitized
+from attnzoo.testing.judge import SANITIZER_FOUND, SuiteError, environment, judge, limit, sanitized
 
 RUN = Run("cpu", "x86_64", "quick", "0:1", ("float32",), 3)
 
@@ -29,12 +29,21 @@ def test_an_error_that_the_tool_finds_is_no_certificate(tmp_path, monkeypatch):
     given = (tmp_path / "arguments").read_text().split()
     assert given[:6] == ["--tool", "racecheck", "--target-processes", "all", "--error-exitcode", str(SANITIZER_FOUND)]
     assert given[7:9] == ["-m", "pytest"]
+    assert given[given.index("--timeout") + 1] == "0", "it takes its time"
 
 
 def test_a_clean_run_is_certified(tmp_path, monkeypatch):
     stand_in(tmp_path, 'shift 6; exec "$@"', monkeypatch)
     certificate = judge("naive", RUN, workers="0", known_failures=(), distribution={}, sanitizer="memcheck")
     assert certificate.verdict == "pass"
+
+
+@pytest.mark.parametrize(
+    ("timeout", "tool", "expected"),
+    [(None, None, []), (None, "memcheck", ["0"]), (0.0, None, ["0.0"]), (7.5, None, ["7.5"]), (9.0, "memcheck", ["9.0"])],
+)
+def test_a_sanitizer_has_all_the_time_unless_told(timeout, tool, expected):
+    assert limit(timeout, tool)[1:] == expected
 
 
 def test_each_tensor_is_an_allocation_of_its_own():

@@ -68,6 +68,10 @@ def check(
     sanitizer: Annotated[
         Sanitizer | None, typer.Option(help="Run under this tool of compute-sanitizer, on CUDA; slow: use --sample.")
     ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(min=0, metavar="SECONDS", help="Most that a test may take; 0 for no limit.", show_default="900, 3600 in deep"),
+    ] = None,
     output: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the certificate there, as JSON.")] = None,
     form: FormatOption = Format.TABLE,
 ) -> None:
@@ -92,6 +96,7 @@ def check(
             known_failures=known_failure or (),
             distribution=distribution,
             sanitizer=sanitizer.value if sanitizer else None,
+            timeout=timeout,
         )
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SuiteError", "device_name", "judge", "missing_packages", "require_claimed", "require_device"]
 
-NEEDED = {"pytest": "pytest", "xdist": "pytest-xdist", "hypothesis": "hypothesis"}
+NEEDED = {"pytest": "pytest", "xdist": "pytest-xdist", "pytest_timeout": "pytest-timeout", "hypothesis": "hypothesis"}
 VERSIONS = ("torch", "triton")
 STDERR = 2
 SANITIZER_FOUND = 86  # an exit code that nothing else here gives
@@ -48,6 +48,7 @@ def judge(
     known_failures: Sequence[str],
     distribution: dict[str, str],
     sanitizer: str | None = None,
+    timeout: float | None = None,
 ) -> Certificate:
     """Run the whole kit; pytest's own output goes to stderr.
 
@@ -56,6 +57,7 @@ def judge(
         known_failures: as `--attn-known-failure` takes them.
         distribution: name and version of what the backend comes from.
         sanitizer: a tool of compute-sanitizer, under which the kit then runs; it must be on the PATH.
+        timeout: seconds that a test may take, 0 for as long as it likes; None for the usual limit, and none under a sanitizer.
 
     Raises:
         SuiteError: pytest was interrupted, or crashed, or the sanitizer found an error.
@@ -80,6 +82,7 @@ def judge(
         ]
         command += ["-p", "attnzoo.testing.recorder", "--attn-record", str(record)]
         command += ["--pyargs", "attnzoo.conformance", *options(backend, run)]
+        command += limit(timeout, sanitizer)
         command += [part for known in known_failures for part in ("--attn-known-failure", known)]
         code = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=STDERR, env=environment(workers, folder, sanitizer), check=False
@@ -105,6 +108,13 @@ def options(backend: str, run: Run) -> list[str]:
     return chosen if run.sample is None else [*chosen, "--attn-sample", str(run.sample)]
 
 
+def limit(timeout: float | None, sanitizer: str | None) -> list[str]:
+    """The option that limits each test; a sanitizer slows some a hundredfold, so under one none is limited unless asked."""
+    if timeout is None:
+        return ["--timeout", "0"] if sanitizer else []
+    return ["--timeout", str(timeout)]
+
+
 def sanitized(tool: str | None) -> list[str]:
     """The words before a command that put it and its children under a tool of compute-sanitizer."""
     if tool is None:
@@ -117,7 +127,7 @@ def sanitized(tool: str | None) -> list[str]:
 
 def environment(workers: str, folder: str, sanitizer: str | None = None) -> dict[str, str]:
     """This process's, less the options that the user gives every pytest; a thread a worker, else they fight for cores."""
-    environ = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTEST_ADDOPTS", "PYTEST_TIMEOUT")}
     environ["HYPOTHESIS_STORAGE_DIRECTORY"] = folder  # it keeps files in the folder we stand in, else
     environ[FOLDER] = folder
     if sanitizer:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING
 
+import pytest
 from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["run_chunk", "run_variant"]
 
 
-class SpoiltProcess(BaseException):
-    """After a sticky CUDA error every problem fails: Hypothesis must not go on to a simpler one, so it is no Exception."""
+class LastProblem(BaseException):
+    """Hypothesis must not go on to a simpler problem: a sticky CUDA error fails them all, and a hang has used up the time.
+
+    So it is no Exception."""
 
 
 Repeat = Callable[[Problem], str]
@@ -95,17 +98,17 @@ def _judge_all(
         note(line)
         try:
             outcome = run_case(subject, Case("T00", "random", problem), device)
-        except Exception as error:
+        except (Exception, pytest.fail.Exception) as error:
             text = f"{type(error).__name__}: {error}\nproblem: {problem!r}\nrepeat: {line}"
-            if is_sticky(str(error)):
-                raise SpoiltProcess(text) from error
+            if is_sticky(str(error)) or isinstance(error, pytest.fail.Exception):
+                raise LastProblem(text) from error
             raise ConformanceError(text) from error
         kinds[outcome.kind] += 1
         reasons.update(outcome.reasons)
 
     try:
         check()
-    except SpoiltProcess as error:
+    except LastProblem as error:
         raise ConformanceError(str(error)) from error
     if kinds["passed"] or kinds[FORWARD_ONLY]:
         return Outcome("passed")

@@ -16,7 +16,7 @@ from attnzoo.testing.journal import THE_END, last_of
 
 __all__ = ["Recorder", "line_of"]
 
-DEATH = re.compile(r"worker '(\w+)' crashed")
+DEATH = re.compile(r"^worker '(\w+)' crashed", re.M)
 REPEAT = re.compile(r"^[E ]*repeat: (python -m attnzoo\.testing .*|pytest .*)$", re.M)
 NOTED = ("test_case", "test_random_problems")  # those that leave in the journal what they are about to judge
 KEPT = ("name", "has_backward", "without_lse", "claimed")
@@ -84,6 +84,6 @@ def _failure(report: pytest.TestReport, test: str) -> dict[str, str]:
     crash = getattr(report.longrepr, "reprcrash", None)  # a worker that died leaves plain text
     message = str(crash.message if crash else report.longrepr).strip() or "failed without a message"
     commands = REPEAT.findall(report.longreprtext)
-    died = DEATH.match(message)
+    died = DEATH.search(message)
     left = last_of(died[1]) if died and test in NOTED else ""
     return {"error": message.splitlines()[0], "repeat": commands[-1] if commands else left}

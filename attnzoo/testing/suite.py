@@ -102,7 +102,7 @@ class BackendConformance:
         note(repeat)
         try:
             outcome = run_case(subject, attn_case, attn_device) if problem.dtype in (attn_dtypes or DTYPES) else UNASKED
-        except Exception as error:
+        except (Exception, pytest.fail.Exception) as error:  # the latter where the time is up
             error.add_note(f"repeat: {repeat}")
             if isinstance(error, ReducedError):
                 attn_record |= {"has_backward": attn_case.judges_gradient and not error.without_grads, "without_lse": error.without_lse}

@@ -60,7 +60,11 @@ def cold_caches(subject: Subject, problem: Problem, device: torch.device) -> Non
         running = [
             subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for _ in range(PROCESSES)
         ]
-        outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in running]
+        try:
+            outputs = [process.communicate(timeout=TIMEOUT_S)[0] for process in running]
+        finally:
+            for process in running:
+                process.kill()
     for process, output in zip(running, outputs):
         require(process.returncode == 0, f"one of {PROCESSES} processes that share a cache failed: {output[-2000:]}")
 

@@ -101,7 +101,7 @@ def threads(subject: Subject, problem: Problem, device: torch.device) -> None:
         except BaseException as error:
             errors.append(error)
 
-    workers = [threading.Thread(target=work, args=(part,)) for part in parts]
+    workers = [threading.Thread(target=work, args=(part,), daemon=True) for part in parts]  # one that hangs must not keep the process
     for worker in workers:
         worker.start()
     for worker in workers:

@@ -56,6 +56,9 @@ class BlockLists:
         rows = torch.arange(len(self.offsets) - 1, device=self.offsets.device)
         return torch.repeat_interleave(rows, self.offsets.diff().long(), output_size=len(self.indices))
 
+    def on(self, device: torch.device | str) -> BlockLists:
+        return BlockLists(self.offsets.to(device), self.indices.to(device))
+
     def copy(self) -> BlockLists:
         return BlockLists(_copy(self.offsets), _copy(self.indices))
 
@@ -290,14 +293,18 @@ class BlockLayout:
         self._watched.extend((tensor, _version(tensor)) for tensor in made)
         return full, partial, order
 
-    @cached_property
+    @property
     def host_lists(self) -> tuple[BlockLists, BlockLists]:
         """The full and partial lists on the CPU. From another device they are copied once: the one wait for it."""
+        self.check_unmodified()
+        return self._host_lists
 
-        def on_host(lists: BlockLists) -> BlockLists:
-            return BlockLists(lists.offsets.cpu(), lists.indices.cpu())
-
-        return on_host(self.full), on_host(self.partial)
+    @cached_property
+    def _host_lists(self) -> tuple[BlockLists, BlockLists]:
+        made = [lists if self.device.type == "cpu" else lists.on("cpu") for lists in (self.full, self.partial)]
+        if self.device.type != "cpu":
+            self._watched.extend((tensor, _version(tensor)) for lists in made for tensor in (lists.offsets, lists.indices))
+        return made[0], made[1]
 
     def to_dense(self) -> Tensor:
         """The bool mask `(batch, heads, q_len, kv_len)` that this layout stands for."""
@@ -309,11 +316,7 @@ class BlockLayout:
     def to(self, device: torch.device | str) -> BlockLayout:
         """The same layout with its tensors on `device`; itself where they are there."""
         self.check_unmodified()
-
-        def moved(lists: BlockLists) -> BlockLists:
-            return BlockLists(lists.offsets.to(device), lists.indices.to(device))
-
-        full, rule = moved(self.full), self.rule
+        full, rule = self.full.on(device), self.rule
         if full.offsets is self.full.offsets:
             return self
         segments = None if rule.segments is None else (rule.segments[0].to(device), rule.segments[1].to(device))
@@ -324,7 +327,7 @@ class BlockLayout:
             block_q=self.block_q,
             block_kv=self.block_kv,
             full=full,
-            partial=moved(self.partial),
+            partial=self.partial.on(device),
             rule=ElementRule(rule.band, segments, bits),
             batch=self.batch,
             heads=self.heads,

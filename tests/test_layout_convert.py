@@ -146,6 +146,69 @@ def test_padded_lists_are_validated():
             from_padded_lists(lists(counts, indices), q_len=8, kv_len=8, block=4)
 
 
+NONE = {"counts": torch.zeros(1, 1, 2, dtype=torch.int32), "indices": torch.zeros(1, 1, 2, 2, dtype=torch.int32)}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"full_indices": torch.full((1, 1, 2, 2), 0.7)}, "full_indices is torch.float32"),
+        ({"full_counts": [1, 2]}, "full_counts is list"),
+        ({"partial_counts": torch.zeros(1, 2, dtype=torch.int32)}, r"partial_counts has shape \(1, 2\)"),
+        ({"partial_indices": torch.zeros(1, 1, 3, 2, dtype=torch.int32)}, r"partial_indices has shape \(1, 1, 3, 2\)"),
+        (
+            {name: NONE[name[8:]].expand(1, 2, *NONE[name[8:]].shape[2:]) for name in ("partial_counts", "partial_indices")},
+            "partial_counts",
+        ),
+        ({"full_indices": NONE["indices"].to("meta")}, "full_indices is on meta"),
+    ],
+)
+def test_padded_lists_that_do_not_fit_one_another(change, message):
+    whole = {"partial_counts": NONE["counts"], "partial_indices": NONE["indices"]}
+    whole |= {"full_counts": NONE["counts"] + 1, "full_indices": NONE["indices"]}
+    assert from_padded_lists(PaddedLists(**whole), q_len=8, kv_len=8, block=4).density == 0.5
+    with pytest.raises((TypeError, ValueError), match=message):
+        from_padded_lists(PaddedLists(**whole | change), q_len=8, kv_len=8, block=4)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: from_bsr("mask"), "mask is a str"),
+        (lambda: from_block_mask(None), "block_mask is a NoneType"),
+        (lambda: from_padded_lists((), q_len=8, kv_len=8, block=4), "lists is a tuple"),
+        (lambda: layouts.from_mask_mod(3, 8, 8, block=4), "mask_mod is a int"),
+        (lambda: layouts.from_mask_mod(lambda b, h, i, j: torch.ones(3, 5, dtype=torch.bool), 8, 8, block=4), r"shape \(3, 5\).*\(8, 8\)"),
+    ],
+)
+def test_what_is_of_another_type_is_named(make, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        make()
+
+
+def test_a_tampered_safetensors_file_is_refused(tmp_path):
+    torch_files = pytest.importorskip("safetensors.torch")
+    save(layouts.causal(64, block=16), path := tmp_path / "layout.safetensors")
+    tensors = torch_files.load_file(path)
+    with pytest.importorskip("safetensors").safe_open(path, framework="pt") as file:
+        facts = file.metadata()["layout"]
+    changes = {
+        "full.indices holds 99": (lambda t: t["full.indices"].fill_(99), facts),
+        "full.indices has dtype": (lambda t: t.update({"full.indices": t["full.indices"].float()}), facts),
+        "partial.offsets": (lambda t: t.pop("partial.offsets"), facts),
+        "heads": (lambda t: None, facts.replace('"heads": 1', '"heads": 3')),
+        "format": (lambda t: None, facts.replace("BlockLayout", "Model")),
+        "can't be read": (lambda t: None, facts[:-1]),
+        "can't be read as a layout": (lambda t: None, "[" * 100_000),
+    }
+    for message, (change, metadata) in changes.items():
+        altered = {name: tensor.clone() for name, tensor in tensors.items()}
+        change(altered)
+        torch_files.save_file(altered, path, metadata={"layout": metadata})
+        with pytest.raises((TypeError, ValueError), match=message):
+            load(path)
+
+
 def test_partial_blocks_need_their_function():
     lists = padded_lists(layouts.causal(8, block=4))
     with pytest.raises(ValueError, match="mask_mod"):

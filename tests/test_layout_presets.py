@@ -68,9 +68,9 @@ def test_documents(is_causal):
         batched = torch.stack([ids, torch.randint(-3, 4, ids.shape).sort().values])
         i, j = indices(len(ids), len(ids))
         order = (j <= i) | torch.tensor(not is_causal)
-        check(layouts.documents(lengths, causal=is_causal, block=block), (ids[:, None] == ids) & order, exact=not is_causal)
+        check(layouts.documents(lengths, causal=is_causal, block=block), (ids[:, None] == ids) & order)
         mask = (batched[:, None, :, None] == batched[:, None, None, :]) & order
-        check(layouts.documents(batched, causal=is_causal, block=block), mask, exact=not is_causal)
+        check(layouts.documents(batched, causal=is_causal, block=block), mask)
 
 
 def test_mask_mod():
@@ -155,6 +155,30 @@ def test_long_patterns_cost_what_they_hold():
         assert made.full.offsets.diff().min() >= 3
 
 
+@pytest.mark.parametrize("far", [40, 10**9, 2**70])
+def test_what_reaches_beyond_the_ends_costs_nothing(far):
+    """And means the same as what reaches them."""
+    for lengths in ((160, 80), (80, 160), (100, 100)):
+        every, (rows, columns) = torch.ones(lengths, dtype=torch.bool), [torch.arange(n) // 16 for n in lengths]
+        own = rows[:, None] == columns
+        wanted = {
+            layouts.dilated(*lengths, reach=far, step=1, block=16): every,
+            layouts.dilated(*lengths, reach=far, step=3, block=16): (rows[:, None] - columns) % 3 == 0,
+            layouts.dilated(*lengths, reach=3, step=far, block=16): own,
+            layouts.strided(*lengths, stride=far, block=16): own,
+            layouts.strided(*lengths, stride=far, reach=far, block=16): every,
+            layouts.fixed(*lengths, stride=far, block=16): every,
+            layouts.fixed(*lengths, stride=far, summary=far, block=16): every,
+            layouts.butterfly(*lengths, reach=far, block=16): every,
+            layouts.longformer(*lengths, reach=far, block=16): every,
+            layouts.longformer(*lengths, reach=0, global_blocks=far, block=16): every,
+            layouts.bigbird(*lengths, reach=far, random_blocks=0, block=16): every,
+            layouts.bigbird(*lengths, random_blocks=far, block=16): every,
+        }
+        for made, mask in wanted.items():
+            check(made, mask)
+
+
 def test_random_blocks_of_a_row_are_different():
     table = layouts.bigbird(40 * 16, reach=0, global_blocks=0, random_blocks=40, block=16)
     assert table.density == 1.0
@@ -230,6 +254,7 @@ def test_a_window_beyond_any_length():
         (lambda: layouts.longformer(8, reach=1, global_blocks=-1), "global_blocks is -1"),
         (lambda: layouts.bigbird(8, random_blocks=-1), "random_blocks is -1"),
         (lambda: layouts.bigbird(8, seed=0.5), "seed is 0.5"),
+        (lambda: layouts.random(8, density=0.5, seed=2**64), "seed is 18446744073709551616"),
         (lambda: layouts.random(8, density="1"), "density is '1'"),
         (lambda: layouts.causal(True), "q_len is True"),
         (lambda: layouts.sliding_window(8, -1, window=2, align="top_left"), "kv_len is -1"),

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnzoo.layout import BlockLayout, BlockLists, ElementRule, pack_bits, unpack_bits
+from attnzoo.layout import WORD_BITS, BlockLayout, BlockLists, ElementRule, pack_bits, unpack_bits
 from attnzoo.layouts.validation import block_size, check_int, check_readable
 
 WHOLE = slice(None)
+ELEMENTS_AT_ONCE = {"cpu": 2**20, "cuda": 2**26}  # of partial blocks
 
 
 def _four_dims(name: str, table: Tensor) -> Tensor:
@@ -122,6 +123,37 @@ def partial_blocks(layout: BlockLayout, which: slice = WHOLE, rows: slice = WHOL
         q_tile = q_ids[b[:, None], i.clamp(max=layout.q_len - 1)]
         kept &= q_tile[:, :, None] == kv_ids[b[:, None], j.clamp(max=layout.kv_len - 1)][:, None, :]
     return kept
+
+
+def partial_words(layout: BlockLayout) -> Tensor:
+    """The kept pairs of all partial blocks, packed as `ElementRule.bits` are."""
+    rule = layout.rule
+    if rule.segments is None and rule.parts:
+        words = [*([] if rule.bits is None else [rule.bits]), *([] if rule.band is None else [_band_words(layout, rule.band)])]
+        return words[0] if len(words) == 1 else words[0] & words[1]
+    step = blocks_at_once(layout)
+    parts = [pack_bits(partial_blocks(layout, slice(first, first + step))) for first in range(0, len(layout.partial.indices), step)]
+    return torch.cat(parts) if parts else pack_bits(partial_blocks(layout))
+
+
+def _band_words(layout: BlockLayout, band: tuple[int | None, int | None, int]) -> Tensor:
+    """What a band keeps of partial blocks, a word at a time: bits `left .. right` of it, as far as they lie within."""
+    left, right, diagonal = band
+    row, column = layout.partial.row_of_each() % max(layout.rows, 1), layout.partial.indices.long()
+    firsts = WORD_BITS * torch.arange(-(-layout.block_kv // WORD_BITS), device=layout.device)
+    i = (row * layout.block_q + diagonal)[:, None, None] + torch.arange(layout.block_q, device=layout.device)[:, None]
+    place = i - (column * layout.block_kv)[:, None, None] - firsts  # of the diagonal in the word
+
+    def lowest(count: Tensor) -> Tensor:
+        return (torch.ones_like(count) << count.clamp(0, WORD_BITS)) - 1
+
+    words = torch.full_like(place, -1) if right is None else lowest(place + (right + 1))
+    return (words if left is None else words & ~lowest(place - left)).to(torch.int32)
+
+
+def blocks_at_once(layout: BlockLayout) -> int:
+    """So many that what is computed for each of their pairs takes little memory."""
+    return max(1, ELEMENTS_AT_ONCE.get(layout.device.type, 2**20) // (layout.block_q * layout.block_kv))
 
 
 def band_keep(i: Tensor, j: Tensor, band: tuple[int | None, int | None, int]) -> Tensor:

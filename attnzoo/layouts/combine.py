@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from attnzoo.layout import BlockLayout, BlockLists, ElementRule, pack_bits
-from attnzoo.layouts.build import partial_blocks
+from attnzoo.layouts.build import partial_words
 
 __all__ = ["complement", "intersection", "stack_heads", "union"]
 
@@ -17,7 +17,7 @@ __all__ = ["complement", "intersection", "stack_heads", "union"]
 @dataclass(frozen=True, eq=False)
 class _Blocks:
     """A layout as sorted sets of flat block numbers (over batch, heads, rows, columns), and the kept pairs of
-    its partial blocks, `(partial blocks, block_q, block_kv)` bool."""
+    its partial blocks, packed: `(partial blocks, block_q, words)` int32."""
 
     full: Tensor
     partial: Tensor
@@ -26,14 +26,15 @@ class _Blocks:
     @classmethod
     def of(cls, layout: BlockLayout, batch: int, heads: int) -> _Blocks:
         """Repeated over the batch and heads that the layout shares."""
-        kept = partial_blocks(layout)
+        layout.check_unmodified()
+        kept = partial_words(layout)
         full, _ = _numbers(layout.full, layout, batch, heads)
         partial, source = _numbers(layout.partial, layout, batch, heads)
         return cls(full, partial, kept[source])
 
     def kept_at(self, numbers: Tensor) -> Tensor:
         """The kept pairs of these blocks, present or not: all in full ones, none in absent ones."""
-        kept = torch.isin(numbers, self.full)[:, None, None].repeat(1, *self.kept.shape[1:])
+        kept = -torch.isin(numbers, self.full).to(torch.int32)[:, None, None].repeat(1, *self.kept.shape[1:])
         if len(self.partial) and len(numbers):
             place = torch.searchsorted(self.partial, numbers).clamp(max=len(self.partial) - 1)
             hit = self.partial[place] == numbers
@@ -56,9 +57,12 @@ def _numbers(lists: BlockLists, layout: BlockLayout, batch: int, heads: int) -> 
 
 
 def _layout(like: BlockLayout, batch: int, heads: int, full: Tensor, partial: Tensor, kept: Tensor) -> BlockLayout:
-    """From flat numbers in ascending order; partial blocks that keep nothing are dropped."""
-    has_any = kept.flatten(1).any(1)
-    partial, kept = partial[has_any], kept[has_any]
+    """From flat numbers in ascending order; partial blocks that keep nothing are dropped, those that keep every pair are full."""
+    inside = _inside(partial, like)
+    kept = kept & inside
+    has_any, has_all = (kept != 0).flatten(1).any(1), (kept == inside).flatten(1).all(1)
+    full = torch.cat([full, partial[has_all]]).sort().values
+    partial, kept = partial[has_any & ~has_all], kept[has_any & ~has_all]
     rows = batch * heads * like.rows
 
     def lists(numbers: Tensor) -> BlockLists:
@@ -73,10 +77,21 @@ def _layout(like: BlockLayout, batch: int, heads: int, full: Tensor, partial: Te
         block_kv=like.block_kv,
         full=lists(full),
         partial=lists(partial),
-        rule=ElementRule(bits=pack_bits(kept)) if len(partial) else ElementRule(),
+        rule=ElementRule(bits=kept) if len(partial) else ElementRule(),
         batch=batch,
         heads=heads,
     )
+
+
+def _inside(numbers: Tensor, like: BlockLayout) -> Tensor:
+    """The pairs of these blocks that lie within the lengths, packed."""
+    row = torch.div(numbers, max(like.columns, 1), rounding_mode="floor") % max(like.rows, 1)
+    column = numbers % max(like.columns, 1)
+    cut_q, cut_kv = like.q_len - (like.rows - 1) * like.block_q, like.kv_len - (like.columns - 1) * like.block_kv
+    places = torch.arange(max(like.block_q, like.block_kv), device=numbers.device)
+    queries = places[: like.block_q] < torch.where(row == like.rows - 1, cut_q, like.block_q)[:, None]
+    keys = pack_bits((places[: like.block_kv] < torch.where(column == like.columns - 1, cut_kv, like.block_kv)[:, None])[:, None])
+    return torch.where(queries[:, :, None], keys, 0)
 
 
 def _common(a: BlockLayout, b: BlockLayout) -> tuple[int, int]:
@@ -119,17 +134,13 @@ def complement(layout: BlockLayout) -> BlockLayout:
 
 def stack_heads(layouts: Sequence[BlockLayout]) -> BlockLayout:
     """One layout a head, in order: each must have one head of its own and agree in everything but its blocks."""
-    if not layouts:
-        raise ValueError("layouts is empty; a stack takes one layout a head")
-    first = layouts[0]
-    batch = max(layout.batch for layout in layouts)
+    layouts = _checked_stack(layouts)
+    widest = next((layout for layout in layouts if layout.batch != 1), layouts[0])
     numbers: list[tuple[Tensor, Tensor, Tensor]] = []
-    per_head = first.rows * first.columns
+    per_head = widest.rows * widest.columns
     for head, layout in enumerate(layouts):
-        if layout.heads != 1:
-            raise ValueError(f"layouts[{head}] has {layout.heads} heads; a stack takes layouts of one head")
-        _common(first, layout)
-        blocks = _Blocks.of(layout, batch, 1)
+        _common(widest, layout)
+        blocks = _Blocks.of(layout, widest.batch, 1)
 
         def moved(flat: Tensor, head: int = head) -> Tensor:
             b = torch.div(flat, max(per_head, 1), rounding_mode="floor")
@@ -138,4 +149,17 @@ def stack_heads(layouts: Sequence[BlockLayout]) -> BlockLayout:
         numbers.append((moved(blocks.full), moved(blocks.partial), blocks.kept))
     full = torch.cat([full for full, _, _ in numbers]).sort().values
     partial, order = torch.cat([partial for _, partial, _ in numbers]).sort()
-    return _layout(first, batch, len(layouts), full, partial, torch.cat([kept for _, _, kept in numbers])[order])
+    return _layout(widest, widest.batch, len(layouts), full, partial, torch.cat([kept for _, _, kept in numbers])[order])
+
+
+def _checked_stack(layouts: object) -> Sequence[BlockLayout]:
+    if not isinstance(layouts, Sequence):
+        raise TypeError(f"layouts is a {type(layouts).__name__}; it takes a sequence of layouts, one a head")
+    if not layouts:
+        raise ValueError("layouts is empty; a stack takes one layout a head")
+    for head, layout in enumerate(layouts):
+        if not isinstance(layout, BlockLayout):
+            raise TypeError(f"layouts[{head}] is a {type(layout).__name__}; a stack takes a BlockLayout a head")
+        if layout.heads != 1:
+            raise ValueError(f"layouts[{head}] has {layout.heads} heads; a stack takes layouts of one head")
+    return layouts

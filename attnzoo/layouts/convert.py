@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnzoo.layout import BlockLayout, BlockLists, ElementRule, pack_bits
+from attnzoo.layout import ID_DTYPES, BlockLayout, BlockLists, ElementRule, pack_bits
 from attnzoo.layouts.build import band_keep, partial_blocks
 from attnzoo.layouts.mask_mod import MaskMod, evaluate_blocks
-from attnzoo.layouts.validation import LARGEST, block_size
+from attnzoo.layouts.validation import LARGEST, block_size, check_readable
 
 __all__ = ["PaddedLists", "from_block_mask", "from_bsr", "from_padded_lists", "mask_mod_of", "padded_lists", "to_block_mask", "to_bsr"]
 
@@ -54,8 +54,10 @@ def from_padded_lists(
     """The layout of padded lists; partial blocks keep the pairs for which `mask_mod(b, h, i, j)` is True.
 
     Raises:
-        ValueError: an index out of range, a block listed twice, partial blocks without a mask_mod.
+        TypeError, ValueError: lists that don't fit one another, an index out of range, a block listed twice, partial blocks
+            without a mask_mod.
     """
+    _check_padded(lists)
     block_q, block_kv = block_size(block)
     batch, heads, _ = lists.full_counts.shape
     full, partial = _compressed(lists.full_counts, lists.full_indices), _compressed(lists.partial_counts, lists.partial_indices)
@@ -65,7 +67,25 @@ def from_padded_lists(
         return replace(draft, rule=ElementRule())
     if mask_mod is None:
         raise ValueError("mask_mod is None, but there are partial blocks; give the function that says which pairs they keep")
-    return replace(draft, rule=ElementRule(bits=pack_bits(evaluate_blocks(mask_mod, draft.partial, draft))))
+    return replace(draft, rule=ElementRule(bits=evaluate_blocks(mask_mod, draft.partial, draft)))
+
+
+def _check_padded(lists: object) -> None:
+    if not isinstance(lists, PaddedLists):
+        raise TypeError(f"lists is a {type(lists).__name__}, not PaddedLists")
+    for name in ("full_counts", "full_indices", "partial_counts", "partial_indices"):
+        tensor = getattr(lists, name)
+        if not isinstance(tensor, Tensor) or tensor.dtype not in ID_DTYPES:
+            found = getattr(tensor, "dtype", type(tensor).__name__)
+            raise TypeError(f"lists.{name} is {found}; it takes int8, int16, int32, int64 or uint8")
+        check_readable(f"lists.{name}", tensor)
+        if tensor.ndim != (3 if name.endswith("counts") else 4) or tensor.shape[:3] != lists.full_counts.shape:
+            raise ValueError(
+                f"lists.{name} has shape {tuple(tensor.shape)}, full_counts {tuple(lists.full_counts.shape)}; counts take "
+                "(batch, heads, rows), indices (batch, heads, rows, columns)"
+            )
+        if tensor.device != lists.full_counts.device:
+            raise ValueError(f"lists.{name} is on {tensor.device}, full_counts on {lists.full_counts.device}; they need one device")
 
 
 def _compressed(counts: Tensor, indices: Tensor) -> BlockLists:
@@ -131,13 +151,17 @@ def to_block_mask(layout: BlockLayout) -> Any:
 
 def from_block_mask(block_mask: Any) -> BlockLayout:
     """The layout of FlexAttention's `BlockMask`: its lists, and its mask_mod evaluated in the partial blocks alone."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    if not isinstance(block_mask, BlockMask):
+        raise TypeError(f"block_mask is a {type(block_mask).__name__}, not a BlockMask of torch.nn.attention.flex_attention")
     counts, indices = block_mask.kv_num_blocks, block_mask.kv_indices
     full_counts, full_indices = block_mask.full_kv_num_blocks, block_mask.full_kv_indices
-    if full_counts is None:
+    if full_counts is None or full_indices is None:
         full_counts, full_indices = torch.zeros_like(counts), torch.zeros_like(indices)
-    q_len, kv_len = block_mask.seq_lengths
+    (q_len, kv_len), (block_q, block_kv) = block_mask.seq_lengths, block_mask.BLOCK_SIZE
     lists = PaddedLists(counts, indices, full_counts, full_indices)
-    return from_padded_lists(lists, q_len=q_len, kv_len=kv_len, block=tuple(block_mask.BLOCK_SIZE), mask_mod=block_mask.mask_mod)
+    return from_padded_lists(lists, q_len=q_len, kv_len=kv_len, block=(block_q, block_kv), mask_mod=block_mask.mask_mod)
 
 
 def to_bsr(layout: BlockLayout) -> Tensor:
@@ -147,6 +171,7 @@ def to_bsr(layout: BlockLayout) -> Tensor:
         raise ValueError(f"the layout has batch {layout.batch} and {layout.heads} heads; BSR takes one of each")
     if layout.q_len % layout.block_q or layout.kv_len % layout.block_kv:
         raise ValueError(f"lengths ({layout.q_len}, {layout.kv_len}) are not whole blocks of {layout.block_q} x {layout.block_kv}")
+    layout.check_unmodified()
     partial = partial_blocks(layout)
     full = torch.ones(len(layout.full.indices), *partial.shape[1:], dtype=torch.bool, device=layout.device)
     row = torch.cat([layout.full.row_of_each(), layout.partial.row_of_each()])
@@ -161,6 +186,8 @@ def to_bsr(layout: BlockLayout) -> Tensor:
 
 def from_bsr(mask: Tensor) -> BlockLayout:
     """The layout of a `torch.sparse_bsr` tensor: a pair attends where a non-zero is stored."""
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask is a {type(mask).__name__}, not a tensor")
     if mask.layout is not torch.sparse_bsr or mask.ndim != 2:
         raise TypeError(f"mask has layout {mask.layout} and {mask.ndim} dims; it takes a sparse_bsr tensor (q_len, kv_len)")
     kept = mask.values() != 0

@@ -10,7 +10,7 @@ from typing import SupportsIndex
 import torch
 from torch import Tensor
 
-from attnzoo.layout import ID_DTYPES, BlockLayout, ElementRule, pack_bits
+from attnzoo.layout import ID_DTYPES, BlockLayout, ElementRule
 from attnzoo.layouts.bands import causal
 from attnzoo.layouts.mask_mod import evaluate_blocks
 from attnzoo.layouts.ranges import lists_of_ranges
@@ -48,7 +48,8 @@ def documents(
     if causal:
         row = torch.arange(blocks, device=ids.device)
         last = torch.minimum(last, row + 1)
-        full_last = torch.minimum(full_last, row)
+        has_one_token = starts + 1 == (starts + block).clamp(max=length)  # and no later key
+        full_last = torch.minimum(full_last, torch.where(has_one_token, row + 1, row))
         full_first = torch.minimum(full_first, last)
     full_last = torch.maximum(full_last, full_first)
     ranges = [table.flatten() for table in (first, full_first, full_last, last)]
@@ -111,5 +112,5 @@ def prefix_lm(
     full, partial = lists_of_ranges((nothing, full_last)), lists_of_ranges((full_last, torch.maximum(seen, in_part)))
     assert base.rule.band is not None
     diagonal = base.rule.band[2]
-    kept = evaluate_blocks(lambda b, h, i, j: (j < prefix) | (j <= i + diagonal), partial, base)
-    return replace(base, full=full, partial=partial, rule=ElementRule(bits=pack_bits(kept)) if len(kept) else ElementRule())
+    bits = evaluate_blocks(lambda b, h, i, j: (j < prefix) | (j <= i + diagonal), partial, base)
+    return replace(base, full=full, partial=partial, rule=ElementRule(bits=bits) if len(bits) else ElementRule())

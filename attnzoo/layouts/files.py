@@ -94,7 +94,7 @@ def _read_safetensors(path: Path) -> tuple[Any, dict[str, Tensor]]:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
             return json.loads(metadata.get("layout", "null")), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, json.JSONDecodeError) as error:
+    except (SafetensorError, ValueError, RecursionError) as error:
         raise ValueError(f"{path.name} can't be read as a layout: {error}") from error
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attnzoo.layout import BlockLayout, BlockLists, ElementRule, pack_bits
+from attnzoo.layouts.build import blocks_at_once
 from attnzoo.layouts.validation import block_size, check_int, lengths
 
 __all__ = ["MaskMod", "evaluate_blocks", "from_mask_mod"]
@@ -79,7 +80,7 @@ def _chunks(
             shape = (count, block_q, columns, block_kv)
             i = torch.arange(first * block_q, (first + count) * block_q, device=device)[:, None]
             table = (count * block_q, columns * block_kv)
-            kept, is_cut = _called(mask_mod, b, h, i.clamp(max=q_len - 1), j.clamp(max=kv_len - 1)).expand(table), None
+            kept, is_cut = _called(mask_mod, b, h, i.clamp(max=q_len - 1), j.clamp(max=kv_len - 1), table), None
             if (first + count) * block_q > q_len or columns * block_kv > kv_len:
                 is_cut = (i >= q_len) | (j >= kv_len)
                 kept, is_cut = kept & ~is_cut, is_cut.view(shape)
@@ -96,25 +97,35 @@ def _all_and_any(tiles: Tensor) -> tuple[Tensor, Tensor]:
     return least == (0x0101010101010101 if eight else 1), (least != 0) | (most != 0)
 
 
-def _called(mask_mod: MaskMod, b: Tensor, h: Tensor, i: Tensor, j: Tensor) -> Tensor:
+def _called(mask_mod: MaskMod, b: Tensor, h: Tensor, i: Tensor, j: Tensor, shape: tuple[int, ...]) -> Tensor:
+    if not callable(mask_mod):
+        raise TypeError(f"mask_mod is a {type(mask_mod).__name__}; it takes a function (b, h, i, j) -> bool tensor")
     kept = mask_mod(b, h, i, j)
     if not isinstance(kept, Tensor) or kept.dtype != torch.bool:
         found = kept.dtype if isinstance(kept, Tensor) else type(kept).__name__
         raise TypeError(f"mask_mod returned {found}; it takes a function that returns a bool tensor")
-    return kept
+    if not all([have in (1, want) for have, want in zip(kept.shape[::-1], shape[::-1])]) or kept.ndim > len(shape):
+        raise ValueError(f"mask_mod returned shape {tuple(kept.shape)}; it takes one that broadcasts to {tuple(shape)}, that of i and j")
+    return kept.expand(shape)
 
 
 def evaluate_blocks(mask_mod: MaskMod, lists: BlockLists, like: BlockLayout) -> Tensor:
-    """The mask function on every block of `lists`: `(blocks, block_q, block_kv)` bool; pairs past the ends are False.
+    """The mask function on every block of `lists`, packed as `ElementRule.bits` are, some blocks at a time; pairs past the ends are False.
 
     Args:
         lists: over the rows of `like`, a layout that gives lengths, block size, batch and heads.
     """
+    row, step = lists.row_of_each(), blocks_at_once(like)
+    chunks = zip(row.split(step), lists.indices.split(step))  # of nothing one chunk, of nothing
+    return torch.cat([pack_bits(_evaluated(mask_mod, row, column, like)) for row, column in chunks])
+
+
+def _evaluated(mask_mod: MaskMod, row: Tensor, column: Tensor, like: BlockLayout) -> Tensor:
+    """`(blocks, block_q, block_kv)` bool of the blocks in these rows and columns."""
     device = like.device
-    row = lists.row_of_each()
-    head, row = torch.div(row, like.rows, rounding_mode="floor"), row % like.rows
+    head, row = torch.div(row, max(like.rows, 1), rounding_mode="floor"), row % max(like.rows, 1)
     i = (row * like.block_q)[:, None, None] + torch.arange(like.block_q, device=device)[None, :, None]
-    j = (lists.indices.long() * like.block_kv)[:, None, None] + torch.arange(like.block_kv, device=device)[None, None, :]
-    b, h = torch.div(head, like.heads, rounding_mode="floor")[:, None, None], (head % like.heads)[:, None, None]
+    j = (column.long() * like.block_kv)[:, None, None] + torch.arange(like.block_kv, device=device)[None, None, :]
+    b, h = torch.div(head, max(like.heads, 1), rounding_mode="floor")[:, None, None], (head % max(like.heads, 1))[:, None, None]
     exists = (i < like.q_len) & (j < like.kv_len)
-    return _called(mask_mod, b, h, i.clamp(max=like.q_len - 1), j.clamp(max=like.kv_len - 1)).expand(exists.shape) & exists
+    return _called(mask_mod, b, h, i.clamp(max=like.q_len - 1), j.clamp(max=like.kv_len - 1), exists.shape) & exists

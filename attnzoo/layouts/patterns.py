@@ -51,8 +51,10 @@ def _of_columns(
     )
 
 
-def _local(row: Tensor, reach: int) -> Tensor:
-    return row + torch.arange(-reach, reach + 1, device=row.device)
+def _local(row: Tensor, reach: int, width: int, step: int = 1) -> Tensor:
+    """Columns up to `reach` steps on either side; none is further than `width`."""
+    reach = min(reach, _count(width, step))
+    return row + step * torch.arange(-reach, reach + 1, device=row.device)
 
 
 def _first(row: Tensor, count: int) -> Tensor:
@@ -73,7 +75,8 @@ def dilated(q_len: int, kv_len: int | None = None, *, reach: int, step: int = 2,
     check_int("step", step, least=1)
 
     def columns_of(row: Tensor) -> list[Tensor]:
-        return [row + step * torch.arange(-reach, reach + 1, device=row.device)]
+        width = _width(q_len, kv_len, block)
+        return [_local(row, reach, width, min(step, width + 1))]  # one step more than the width is none that counts
 
     return _of_columns(q_len, kv_len, block, device, columns_of, reach=reach)
 
@@ -87,7 +90,8 @@ def strided(
 
     def columns_of(row: Tensor) -> list[Tensor]:
         width = _width(q_len, kv_len, block)
-        return [row % stride + stride * torch.arange(_count(width, stride), device=row.device), _local(row, reach)]
+        apart = min(stride, width + 1)  # further apart is the row's own block alone, too
+        return [row % apart + apart * torch.arange(_count(width, apart), device=row.device), _local(row, reach, width)]
 
     return _of_columns(q_len, kv_len, block, device, columns_of, reach=reach)
 
@@ -100,10 +104,12 @@ def fixed(
 
     def columns_of(row: Tensor) -> list[Tensor]:
         width = _width(q_len, kv_len, block)
-        group = torch.arange(stride, device=row.device)
-        own = torch.div(row, stride, rounding_mode="floor") * stride + group
-        starts = stride * torch.arange(_count(width, stride), device=row.device)
-        summaries = (starts[:, None] + group[stride - min(summary, stride) :]).flatten()
+        size = min(stride, width + 1)  # of a group; larger ones differ beyond the end
+        group = torch.arange(size, device=row.device)
+        own = torch.div(row, size, rounding_mode="floor") * size + group
+        starts = size * torch.arange(_count(width, size), device=row.device)
+        last = stride - min(summary, stride)  # the first of the summary
+        summaries = (starts[:, None] + group[min(last, size) :]).flatten()
         return [own, summaries[None, :]]
 
     return _of_columns(q_len, kv_len, block, device, columns_of, summary=summary)
@@ -113,8 +119,9 @@ def butterfly(q_len: int, kv_len: int | None = None, *, reach: int = 1, block: B
     """Local blocks and, on either side, blocks at power-of-two distances: the FlashAttention paper's pattern."""
 
     def columns_of(row: Tensor) -> list[Tensor]:
-        powers = 2 ** torch.arange(max(_width(q_len, kv_len, block), 1).bit_length(), device=row.device)
-        return [_local(row, reach), row + powers, row - powers]
+        width = _width(q_len, kv_len, block)
+        powers = 2 ** torch.arange(max(width, 1).bit_length(), device=row.device)
+        return [_local(row, reach, width), row + powers, row - powers]
 
     return _of_columns(q_len, kv_len, block, device, columns_of, reach=reach)
 
@@ -125,7 +132,8 @@ def longformer(
     """A window of `reach` blocks on either side, and the first `global_blocks` rows and columns in full."""
 
     def columns_of(row: Tensor) -> list[Tensor]:
-        return [_local(row, reach), _first(row, min(global_blocks, _width(q_len, kv_len, block)))]
+        width = _width(q_len, kv_len, block)
+        return [_local(row, reach, width), _first(row, min(global_blocks, width))]
 
     return _of_columns(q_len, kv_len, block, device, columns_of, whole_rows=global_blocks, reach=reach, global_blocks=global_blocks)
 
@@ -147,7 +155,7 @@ def bigbird(
     def columns_of(row: Tensor) -> list[Tensor]:
         columns = _count(q_len if kv_len is None else kv_len, block_size(block)[1])
         drawn = _drawn(len(row), columns, min(random_blocks, columns), generator)
-        return [_local(row, reach), _first(row, min(global_blocks, columns)), drawn.to(row.device)]
+        return [_local(row, reach, _width(q_len, kv_len, block)), _first(row, min(global_blocks, columns)), drawn.to(row.device)]
 
     options = {"reach": reach, "global_blocks": global_blocks, "random_blocks": random_blocks}
     return _of_columns(q_len, kv_len, block, device, columns_of, whole_rows=global_blocks, **options)
@@ -201,5 +209,5 @@ def _drawn(rows: int, columns: int, count: int, generator: torch.Generator) -> T
 
 def _generator(seed: int) -> torch.Generator:
     """Of its own and on the CPU, so that a seed means the same on every device."""
-    check_int("seed", seed, least=0)
+    check_int("seed", seed, least=0, most=2**64 - 1)
     return torch.Generator().manual_seed(seed)

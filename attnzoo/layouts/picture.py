@@ -10,15 +10,17 @@ from torch import Tensor
 if TYPE_CHECKING:
     from attnzoo.layout import BlockLayout
 
-__all__ = ["block_states", "draw", "text"]
+__all__ = ["draw", "shades", "text"]
 
-ABSENT, PARTIAL, FULL = 0.0, 0.5, 1.0
+PARTIAL, FULL = 0.5, 1.0  # an absent block is 0
 CHARACTERS = " ░▒▓█"  # share of pairs, from none to all
 TEXT_ROWS = 32
+DRAWN_ROWS = 2048
 
 
-def block_states(layout: BlockLayout, batch: int = 0, head: int = 0) -> Tensor:
-    """`(rows, columns)` on the CPU: 0 absent, 0.5 partial, 1 full.
+def shades(layout: BlockLayout, batch: int = 0, head: int = 0, *, most: int) -> Tensor:
+    """One head's blocks on the CPU, absent 0, partial 0.5, full 1: `(rows, columns)`, where they are more than `most`
+    the means over neighbours. Memory is that of the blocks that exist, not of the table.
 
     Raises:
         ValueError: the layout has no such batch entry or head.
@@ -26,23 +28,25 @@ def block_states(layout: BlockLayout, batch: int = 0, head: int = 0) -> Tensor:
     for name, place, count in (("batch", batch, layout.batch), ("head", head, layout.heads)):
         if not 0 <= place < count:
             raise ValueError(f"{name} is {place}; the layout has {count}, counted from 0")
-    states = torch.zeros(layout.rows, layout.columns)
+    size = (min(layout.rows, most), min(layout.columns, most))
+    cell_of_row, cell_of_column = [torch.arange(count) * cells // count for count, cells in zip((layout.rows, layout.columns), size)]
+    total = torch.zeros(size[0] * size[1], dtype=torch.float64)
     first = (batch * layout.heads + head) * layout.rows
     for lists, value in zip(layout.host_lists, (FULL, PARTIAL)):
         offsets = lists.offsets[first : first + layout.rows + 1].long()
-        row = torch.repeat_interleave(torch.arange(layout.rows), offsets.diff())
-        states[row, lists.indices[offsets[0] : offsets[-1]].long()] = value
-    return states
+        row_cells = torch.repeat_interleave(cell_of_row, offsets.diff())
+        cells = row_cells * size[1] + cell_of_column[lists.indices[offsets[0] : offsets[-1]].long()]
+        total += value * torch.bincount(cells, minlength=len(total))
+    rows, columns = [torch.bincount(cells, minlength=count) for cells, count in zip((cell_of_row, cell_of_column), size)]
+    return total.view(size) / (rows[:, None] * columns)
 
 
 def text(layout: BlockLayout, batch: int = 0, head: int = 0) -> str:
     """At most 32 rows of characters; where blocks are many, a character stands for the mean of several."""
     if 0 in (layout.batch, layout.heads, layout.rows, layout.columns):
         return "(no blocks)"
-    states = block_states(layout, batch, head)
-    size = (min(states.shape[0], TEXT_ROWS), min(states.shape[1], TEXT_ROWS))
-    shades = torch.nn.functional.adaptive_avg_pool2d(states[None], size)[0]
-    levels = (shades * (len(CHARACTERS) - 1)).ceil().long().tolist()  # a lone block among many still shows
+    table = shades(layout, batch, head, most=TEXT_ROWS)
+    levels = (table * (len(CHARACTERS) - 1)).ceil().long().tolist()  # a lone block among many still shows
     return "\n".join("".join(CHARACTERS[level] * 2 for level in row) for row in levels)
 
 
@@ -52,13 +56,13 @@ def draw(layout: BlockLayout, axes: Any = None, *, batch: int = 0, head: int = 0
     Needs matplotlib (extra `bench`).
     """
     from matplotlib import pyplot
-    from matplotlib.colors import ListedColormap
+    from matplotlib.colors import LinearSegmentedColormap
 
     if axes is None:
         _, axes = pyplot.subplots(figsize=(4, 4))
     extent = (0, layout.columns * layout.block_kv, layout.rows * layout.block_q, 0)
-    colours = ListedColormap(["#f4f4f4", "#8fb8de", "#1f4e79"])
-    axes.imshow(block_states(layout, batch, head).numpy(), cmap=colours, vmin=0, vmax=1, extent=extent, interpolation="nearest")
+    colours = LinearSegmentedColormap.from_list("blocks", ["#f4f4f4", "#8fb8de", "#1f4e79"])
+    axes.imshow(shades(layout, batch, head, most=DRAWN_ROWS).numpy(), cmap=colours, vmin=0, vmax=1, extent=extent, interpolation="nearest")
     axes.set_xlim(0, layout.kv_len)
     axes.set_ylim(layout.q_len, 0)
     axes.set_xlabel("key")

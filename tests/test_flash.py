@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -203,17 +204,29 @@ def test_gradients_where_the_lse_can_not_count_the_keys(sink: float) -> None:
     assert_matches_naive(qkv(), bias=lowest, mask=random_bool(1, 1, 70, 45))
 
 
+def spread(tensor: Tensor) -> Tensor:
+    return torch.stack([tensor, tensor], -1)[..., 0]
+
+
+def swapped(tensor: Tensor) -> Tensor:
+    return tensor.mT.clone(memory_format=torch.contiguous_format).mT if tensor.ndim > 1 else tensor.clone()
+
+
 @interpreted
-def test_hooks_on_saved_tensors_may_change_their_strides() -> None:
-    packed = normal(1, 40, 3, 2, 16).float()
-    q, k, v = [packed[:, :, n].transpose(1, 2).requires_grad_() for n in range(3)]
-    upstream = normal(1, 2, 40, 16).float()
+@pytest.mark.parametrize(("hook", "is_packed"), [(torch.clone, True), (spread, False), (swapped, False)], ids=["rows", "spread", "swapped"])
+def test_hooks_on_saved_tensors_may_change_their_strides(hook: Callable[[Tensor], Tensor], is_packed: bool) -> None:
+    packed = normal(1, 24, 3, 2, 16).float()
+    q, k, v = [packed[:, :, n].transpose(1, 2) if is_packed else normal(1, 2, 24, 16, seed=n).float() for n in range(3)]
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v, normal(2, seed=6).float())]
+    upstream = normal(1, 2, 24, 16).float()
+    options: dict[str, Any] = {"segment_ids": torch.arange(24)[None] // 15, "mask": random_bool(1, 2, 24, 24), "dropout_p": 0.2}
 
     def gradients() -> tuple[Tensor, ...]:
-        return torch.autograd.grad(Flash().attend(*described(q, k, v))[0], (q, k, v), upstream)
+        o, _ = Flash().attend(*described(q, k, v, sinks=leaves[3], dropout_seed=3, **options))
+        return torch.autograd.grad(o, leaves, upstream)
 
     plain = gradients()
-    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved.contiguous().clone(), lambda packed: packed):
+    with torch.autograd.graph.saved_tensors_hooks(hook, lambda saved: saved):
         hooked = gradients()
     assert all([torch.equal(one, other) for one, other in zip(plain, hooked)]), "a copy of the saved tensors changes the gradients"
 

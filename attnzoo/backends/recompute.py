@@ -114,11 +114,12 @@ class _RecomputedAttention(torch.autograd.Function):
 
 def _as_saved(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[AttentionSpec, AttentionInputs]:
     """Spec and inputs for tensors that hooks on saved tensors, such as `save_on_cpu`, have given other strides."""
-    rows = [rows_contiguous(tensor) for tensor in (inputs.q, inputs.k, inputs.v)]
-    strides = tuple([tensor.stride() for tensor in rows])
-    if strides == spec.strides:
-        return spec, inputs
-    return replace(spec, strides=strides), replace(inputs, q=rows[0], k=rows[1], v=rows[2])
+    q, k, v = [rows_contiguous(tensor) for tensor in (inputs.q, inputs.k, inputs.v)]
+    sinks = None if inputs.sinks is None else inputs.sinks.contiguous()
+    if q is not inputs.q or k is not inputs.k or v is not inputs.v or sinks is not inputs.sinks:
+        inputs = replace(inputs, q=q, k=k, v=v, sinks=sinks)
+    strides = (q.stride(), k.stride(), v.stride())
+    return (spec if strides == spec.strides else replace(spec, strides=strides)), inputs
 
 
 def rows_contiguous(tensor: Tensor) -> Tensor:

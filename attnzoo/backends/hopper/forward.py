@@ -9,30 +9,24 @@ powers of two may come in two pieces (96 = 64 + 32, 192 = 128 + 64): shapes are 
 """
 
 from attnzoo.backends.hopper.barriers import EMPTY_FIRST, EMPTY_SECOND, TURN, barrier_arrive, draw, uniform
-from attnzoo.backends.hopper.names import (
-    fence_async_shared,
-    gl,
-    gluon,
-    mbarrier,
-    partition_barrier,
-    tma_store,
-    tma_store_wait,
-    warpgroup_mma_wait,
-)
+from attnzoo.backends.hopper.facts import allocate_facts, fact_at, put_facts
+from attnzoo.backends.hopper.names import gl, gluon, mbarrier, tma_store_wait, warpgroup_mma_wait
 from attnzoo.backends.hopper.products import issue_pieces, issue_values, wait_values
 from attnzoo.backends.hopper.schedule import key_blocks, tile_at
 from attnzoo.backends.hopper.softmax import LN2, LOG2E, by_row, mask_scores, partial_sums, pivot_of
 from attnzoo.backends.hopper.stages import (
-    TILE_FACTS,
+    allocate,
+    barriers,
     drain,
     load_pieces,
     load_queries,
     pass_over,
-    put_tile,
     release,
-    tile_fact,
+    store_output,
     wait_for,
 )
+
+FACTS: gl.constexpr = gl.constexpr(3)  # what the producer tells of a tile: its first row (-1: no more tiles), batch, head
 
 
 @gluon.jit
@@ -61,7 +55,7 @@ def producer(descs, counter_ptr, buffers, sizes, tiles, q_tiles, group, heads_in
         slot = visit % SLOTS
         if SLOTS == 2:
             mbarrier.wait(q_empty.index(slot), ((visit // SLOTS) & 1) ^ 1)
-            put_tile(tile, slot, row, batch, head)
+            put_facts(tile, slot, (row, batch, head))
             load_queries(q_desc, q_sm, q_full, slot, batch, head, row, CONSUMERS, SECOND)
         ticket = 0
         for i in range(end - first):
@@ -70,7 +64,7 @@ def producer(descs, counter_ptr, buffers, sizes, tiles, q_tiles, group, heads_in
             if SLOTS == 1:
                 if i == 0:  # the one Q buffer is free only when the tile before has left it: K comes first
                     mbarrier.wait(q_empty.index(0), (visit & 1) ^ 1)
-                    put_tile(tile, 0, row, batch, head)
+                    put_facts(tile, 0, (row, batch, head))
                     load_queries(q_desc, q_sm, q_full, 0, batch, head, row, CONSUMERS, SECOND)
             if i == end - first - 1:
                 # early enough to hide the atomic behind the wait for V's stage (+5% at head dim 128 against claiming after it),
@@ -85,7 +79,7 @@ def producer(descs, counter_ptr, buffers, sizes, tiles, q_tiles, group, heads_in
         t = gl.num_programs(0) + claimed
     slot = visit % SLOTS
     mbarrier.wait(q_empty.index(slot), ((visit // SLOTS) & 1) ^ 1)
-    put_tile(tile, slot, -1, 0, 0)
+    put_facts(tile, slot, (-1, 0, 0))
     mbarrier.arrive(q_full.index(slot), count=1)
     drain(count, EMPTY_FIRST, k_full.shape[0], CONSUMERS)
     drain(count, EMPTY_SECOND, v_full.shape[0], CONSUMERS)
@@ -158,7 +152,7 @@ def begin_tile(visit, count, buffers, sizes, zero, WG: gl.constexpr, variant: gl
     SLOTS: gl.constexpr = q_full.shape[0]
     slot = visit % SLOTS
     mbarrier.wait(q_full.index(slot), (visit // SLOTS) & 1)
-    row = tile_fact(tile, slot, 0)
+    row = fact_at(tile, slot * FACTS)
     if OWN_BLOCKS and RIGHT:
         if row >= 0:
             before = blocks_of(row, sizes, k_sm[0].shape[1], WG, CONSUMERS, LEFT, RIGHT, ONE_MASKED, OWN_BLOCKS)[4]
@@ -213,8 +207,8 @@ def consumer(WG: gl.constexpr, descs, lse_ptr, buffers, sizes, scale, variant: g
             if SECOND:
                 q_second = q_second.load(q_layout)
         operands = (q_first, q_second)
-        batch = tile_fact(tile, slot, 1)
-        head = tile_fact(tile, slot, 2)
+        batch = fact_at(tile, slot * FACTS + 1)
+        head = fact_at(tile, slot * FACTS + 2)
         first, full_first, full_end, end, _, after = blocks_of(
             row, sizes, BN, WG, CONSUMERS, LEFT, RIGHT, ONE_MASKED, OWN_BLOCKS
         )  # fmt: skip
@@ -288,40 +282,6 @@ def consumer(WG: gl.constexpr, descs, lse_ptr, buffers, sizes, scale, variant: g
     tma_store_wait(0)
 
 
-@gluon.jit
-def store_output(desc, acc, inverse, staging, batch, head, row, column, RIGHT: gl.constexpr):
-    """O = acc / l in its dtype, staged where this warpgroup's Q was."""
-    inverse = by_row(inverse, acc)
-    if RIGHT:
-        acc = gl.where(inverse == 0.0, 0.0, acc * inverse)  # also where a value that no key of the row stands for is not finite
-    else:
-        acc = acc * inverse
-    staging.store(acc.to(staging.dtype))
-    fence_async_shared()
-    partition_barrier()
-    tma_store(desc, [batch, head, row, column], staging)
-
-
-@gluon.jit
-def allocate(dtype: gl.constexpr, count: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, second: gl.constexpr):
-    """Buffers of tiles of rows x columns, and likewise of the head dim's second piece."""
-    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
-    buffer = gl.allocate_shared_memory(dtype, [count, rows, columns], layout)
-    buffer_2 = buffer
-    if second:
-        layout_2: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, second], dtype)
-        buffer_2 = gl.allocate_shared_memory(dtype, [count, rows, second], layout_2)
-    return buffer, buffer_2
-
-
-@gluon.jit
-def barriers(number: gl.constexpr, arrivals: gl.constexpr):
-    bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(number):
-        mbarrier.init(bars.index(i), count=arrivals)
-    return bars
-
-
 SIZES = ["tiles", "q_tiles", "q_heads", "group", "heads_in_group", "q_len", "kv_len", "left", "right"]
 
 
@@ -349,7 +309,7 @@ def attention_forward(
     q_sm = allocate(dtype, Q_SLOTS * CONSUMERS, 64, D, SECOND)
     k_sm = allocate(dtype, K_STAGES, BN, D, SECOND)
     v_sm = allocate(dtype, V_STAGES, BN, desc_v.block_type.shape[3], V_SECOND)
-    tile = gl.allocate_shared_memory(gl.int32, [Q_SLOTS * TILE_FACTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
+    tile = allocate_facts(Q_SLOTS * FACTS)
     buffers = (q_sm, k_sm, v_sm, tile, barriers(Q_SLOTS, 1), barriers(Q_SLOTS, CONSUMERS), barriers(K_STAGES, 1), barriers(V_STAGES, 1))
     sizes = (q_heads, q_len, kv_len, left, right)
     if not SECOND:

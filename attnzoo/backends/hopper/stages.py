@@ -1,26 +1,28 @@
-"""The forward's buffers: tiles published by the producer, key and value stages filled by it and given back by the consumers."""
+"""The forward's buffers: Q, stages of K and V, filled by the producer, given back by the consumers; O leaves through Q's."""
 
-from attnzoo.backends.hopper.barriers import EMPTY_FIRST, EMPTY_SECOND, barrier_arrive, barrier_sync, uniform
-from attnzoo.backends.hopper.names import gl, gluon, mbarrier, partition_barrier, tma_load
-
-TILE_FACTS: gl.constexpr = gl.constexpr(3)  # what the producer tells of a tile: its first row (-1: no more tiles), batch, head
-
-
-@gluon.jit
-def put_tile(tile, slot, row, batch, head):
-    """Publish a tile; guarded by q_empty and q_full."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    zero = gl.full([1], 0, gl.int32, layout)
-    tile.index(slot * TILE_FACTS).store(zero + row)
-    tile.index(slot * TILE_FACTS + 1).store(zero + batch)
-    tile.index(slot * TILE_FACTS + 2).store(zero + head)
-    partition_barrier()
+from attnzoo.backends.hopper.barriers import EMPTY_FIRST, EMPTY_SECOND, barrier_arrive, barrier_sync
+from attnzoo.backends.hopper.names import fence_async_shared, gl, gluon, mbarrier, partition_barrier, tma_load, tma_store
+from attnzoo.backends.hopper.softmax import by_row
 
 
 @gluon.jit
-def tile_fact(tile, slot, fact: gl.constexpr):
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return uniform(gl.max(tile.index(slot * TILE_FACTS + fact).load(layout), 0))
+def allocate(dtype: gl.constexpr, count: gl.constexpr, rows: gl.constexpr, columns: gl.constexpr, second: gl.constexpr):
+    """Buffers of tiles of rows x columns, and likewise of the head dim's second piece."""
+    layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, columns], dtype)
+    buffer = gl.allocate_shared_memory(dtype, [count, rows, columns], layout)
+    buffer_2 = buffer
+    if second:
+        layout_2: gl.constexpr = gl.NVMMASharedLayout.get_default_for([rows, second], dtype)
+        buffer_2 = gl.allocate_shared_memory(dtype, [count, rows, second], layout_2)
+    return buffer, buffer_2
+
+
+@gluon.jit
+def barriers(number: gl.constexpr, arrivals: gl.constexpr):
+    bars = gl.allocate_shared_memory(gl.int64, [number, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(number):
+        mbarrier.init(bars.index(i), count=arrivals)
+    return bars
 
 
 @gluon.jit
@@ -88,3 +90,17 @@ def pass_over(k_full, v_full, count, blocks, CONSUMERS: gl.constexpr):
         release(EMPTY_FIRST + wait_for(k_full, count + i), CONSUMERS)
         release(EMPTY_SECOND + wait_for(v_full, count + i), CONSUMERS)
     return count + blocks
+
+
+@gluon.jit
+def store_output(desc, acc, inverse, staging, batch, head, row, column, RIGHT: gl.constexpr):
+    """O = acc / l in its dtype, staged where this warpgroup's Q was."""
+    inverse = by_row(inverse, acc)
+    if RIGHT:
+        acc = gl.where(inverse == 0.0, 0.0, acc * inverse)  # also where a value that no key of the row stands for is not finite
+    else:
+        acc = acc * inverse
+    staging.store(acc.to(staging.dtype))
+    fence_async_shared()
+    partition_barrier()
+    tma_store(desc, [batch, head, row, column], staging)

@@ -22,7 +22,8 @@ from attnzoo.backends.hopper.backward_block import (
     store_sums,
 )
 from attnzoo.backends.hopper.barriers import DQ_FULL, EMPTY_FIRST, barrier_sync, dependency_wait, launch_dependents, uniform
-from attnzoo.backends.hopper.names import gl, gluon, mbarrier, partition_barrier
+from attnzoo.backends.hopper.facts import allocate_facts, fact_at, put_facts
+from attnzoo.backends.hopper.names import gl, gluon, mbarrier
 
 # What the producer tells of a query tile: its first row, or -1 if nothing of it must be tested; the place of its block's bits, or -1 if
 # only the end of the keys cuts it; and how far a query may be beyond a key, both counted within the tile, by the band's two bounds.
@@ -37,24 +38,6 @@ def column_of(lists, line, head_stride, member, TILES: gl.constexpr):
     entry = gl.load(offsets_ptr + at)
     count = gl.load(offsets_ptr + at + 1) - entry
     return entry, count * TILES, gl.load(blocks_ptr + entry, mask=count > 0, other=0)
-
-
-@gluon.jit
-def put_facts(facts, stage, row, where, below, above):
-    """What to test of the query tile in a stage; guarded by the stage's barriers."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    zero = gl.full([1], 0, gl.int32, layout)
-    facts.index(stage * FACTS).store(zero + row)
-    facts.index(stage * FACTS + 1).store(zero + where)
-    facts.index(stage * FACTS + 2).store(zero + below)
-    facts.index(stage * FACTS + 3).store(zero + above)
-    partition_barrier()
-
-
-@gluon.jit
-def fact_at(facts, index):
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return uniform(gl.max(facts.index(index).load(layout), 0))
 
 
 @gluon.jit
@@ -88,7 +71,7 @@ def producer(desc_k, descs, kv, queries, facts, lists, walk, bounds, variant: gl
                     where = gl.load(places_ptr + first + i // TILES, mask=is_partial, other=0)
                 is_cut = key + kv[0].shape[0] > kv_len
                 where = gl.where(is_partial, where, -1)
-                put_facts(facts, stage, gl.where(is_partial | is_cut, row, -1), where, key - row - low, key - row - high)
+                put_facts(facts, stage, (gl.where(is_partial | is_cut, row, -1), where, key - row - low, key - row - high))
             load_queries(descs, kv, queries, count, batch, head, q_heads, row, kv_head, key)
             count += 1
     drain(kv, count, STAGES)
@@ -196,9 +179,7 @@ def sparse_attention_backward(
     BM: gl.constexpr = desc_q.block_type.shape[2]
     BN: gl.constexpr = desc_k.block_type.shape[2]
     kv, queries, dqs, ds_sm = allocate(desc_q, desc_k, desc_dq, STAGES)
-    facts = gl.allocate_shared_memory(
-        gl.int32, [FACTS * STAGES + 1, 1], gl.SwizzledSharedLayout(1, 1, 1, [0])
-    )  # the stages', then the first key
+    facts = allocate_facts(FACTS * STAGES + 1)  # the stages', then the first key
     KEY_TILES: gl.constexpr = BLOCK_KV // BN
     batch, kv_head = place(kv_heads, width)
     turn = gl.program_id(1)

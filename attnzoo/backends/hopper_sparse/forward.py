@@ -5,48 +5,16 @@ those whose pairs must be tested come first, then the others in a loop without a
 A row without a block loads one and tests all of it away, so that no tile is empty.
 """
 
-from attnzoo.backends.hopper.barriers import EMPTY_FIRST, EMPTY_SECOND, TURN, barrier_arrive, barrier_sync, uniform
-from attnzoo.backends.hopper.names import (
-    fence_async_shared,
-    gl,
-    gluon,
-    mbarrier,
-    partition_barrier,
-    tma_load,
-    tma_store,
-    tma_store_wait,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from attnzoo.backends.hopper.barriers import EMPTY_FIRST, EMPTY_SECOND, TURN, barrier_arrive
+from attnzoo.backends.hopper.facts import allocate_facts, fact_at, put_facts
+from attnzoo.backends.hopper.names import gl, gluon, mbarrier, tma_store_wait, warpgroup_mma, warpgroup_mma_wait
 from attnzoo.backends.hopper.products import issue_scores
-from attnzoo.backends.hopper.softmax import LN2, LOG2E, partial_sums, pivot_of
-from attnzoo.backends.hopper.stages import load_block, release
+from attnzoo.backends.hopper.softmax import LN2, LOG2E, by_row, partial_sums, pivot_of
+from attnzoo.backends.hopper.stages import allocate, barriers, drain, load_block, load_queries, release, store_output, wait_for
 
 # What the producer tells of a tile: first row (-1: no more tiles), batch, head, key tiles to be tested and in all, where its list
 # begins, how many of it are partial blocks (-1: the row has no block), and where their bits begin.
 FACTS: gl.constexpr = gl.constexpr(8)
-
-
-@gluon.jit
-def put_tile(tile, slot, row, batch, head, tested, total, entry, partials, place):
-    """Publish a tile; guarded by q_empty and q_full."""
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [1], [0])
-    zero = gl.full([1], 0, gl.int32, layout)
-    tile.index(slot * FACTS).store(zero + row)
-    tile.index(slot * FACTS + 1).store(zero + batch)
-    tile.index(slot * FACTS + 2).store(zero + head)
-    tile.index(slot * FACTS + 3).store(zero + tested)
-    tile.index(slot * FACTS + 4).store(zero + total)
-    tile.index(slot * FACTS + 5).store(zero + entry)
-    tile.index(slot * FACTS + 6).store(zero + partials)
-    tile.index(slot * FACTS + 7).store(zero + place)
-    partition_barrier()
-
-
-@gluon.jit
-def tile_fact(tile, slot, fact: gl.constexpr):
-    layout: gl.constexpr = gl.BlockedLayout([1], [32], [4], [0])
-    return uniform(gl.max(tile.index(slot * FACTS + fact).load(layout), 0))
 
 
 @gluon.jit
@@ -94,10 +62,8 @@ def producer(desc_q, desc_k, desc_v, counter_ptr, lists, buffers, sizes, grid, v
         total = gl.where(total > 0, total * KEY_TILES, 1)
         slot = visit & 1
         mbarrier.wait(q_empty.index(slot), ((visit >> 1) & 1) ^ 1)
-        put_tile(tile, slot, row, batch, head, tested, total, entry, partials, place)
-        mbarrier.expect(q_full.index(slot), CONSUMERS * desc_q.block_type.nbytes)
-        for wg in gl.static_range(CONSUMERS):
-            tma_load(desc_q, [batch, head, row + wg * 64, 0], q_full.index(slot), q_sm.index(slot * CONSUMERS + wg))
+        put_facts(tile, slot, (row, batch, head, tested, total, entry, partials, place))
+        load_queries((desc_q, desc_q), (q_sm, q_sm), q_full, slot, batch, head, row, CONSUMERS, 0)
         t = tiles
         for i in range(total):
             key = block * BLOCK_KV + i % KEY_TILES * BN
@@ -114,11 +80,10 @@ def producer(desc_q, desc_k, desc_v, counter_ptr, lists, buffers, sizes, grid, v
         visit += 1
     slot = visit & 1
     mbarrier.wait(q_empty.index(slot), ((visit >> 1) & 1) ^ 1)
-    put_tile(tile, slot, -1, 0, 0, 0, 0, 0, 0, 0)
+    put_facts(tile, slot, (-1, 0, 0, 0, 0, 0, 0, 0))
     mbarrier.arrive(q_full.index(slot), count=1)
-    for i in range(gl.maximum(count - STAGES, 0), count):  # leave no named barrier half full
-        barrier_sync(EMPTY_FIRST + i % STAGES, CONSUMERS * 128 + 32)
-        barrier_sync(EMPTY_SECOND + i % STAGES, CONSUMERS * 128 + 32)
+    drain(count, EMPTY_FIRST, STAGES, CONSUMERS)
+    drain(count, EMPTY_SECOND, STAGES, CONSUMERS)
 
 
 @gluon.jit
@@ -176,9 +141,8 @@ def step(
     CONSUMERS: gl.constexpr = variant[0]
     STAGES: gl.constexpr = k_sm.shape[0]
     stage = count % STAGES
-    before = (count - 1) % STAGES
     s = issue_scores(q, k_sm, k_full, count, zero, WG, CONSUMERS, variant[1])
-    mbarrier.wait(v_full.index(before), ((count - 1) // STAGES) & 1)
+    before = wait_for(v_full, count - 1)
     acc = warpgroup_mma(p, v_sm.index(before), acc, is_async=True)
     s = warpgroup_mma_wait(1, deps=(s,))
     release(EMPTY_FIRST + stage, CONSUMERS)
@@ -188,11 +152,11 @@ def step(
     pivot = pivot_of(m_new, TESTED)
     p_new = gl.exp2(s * scale - pivot[:, None])
     alpha = gl.exp2(m_i - pivot)
-    l_i = l_i * gl.convert_layout(alpha, gl.SliceLayout(1, l_i.type.layout))[:, None] + partial_sums(p_new)
+    l_i = l_i * by_row(alpha, l_i) + partial_sums(p_new)
     p = gl.convert_layout(p_new.to(k_sm.dtype), p.type.layout)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     release(EMPTY_SECOND + before, CONSUMERS)
-    acc = acc * gl.convert_layout(alpha, gl.SliceLayout(1, acc.type.layout))[:, None]
+    acc = acc * by_row(alpha, acc)
     return acc, p, m_new, l_i
 
 
@@ -218,7 +182,7 @@ def consumer(WG: gl.constexpr, desc_o, lse_ptr, blocks_ptr, rule, buffers, sizes
     count = 0
     visit = 0
     mbarrier.wait(q_full.index(0), 0)
-    row = tile_fact(tile, 0, 0)
+    row = fact_at(tile, 0)
     s = issue_scores(q_sm.index(WG), k_sm, k_full, count, zero, WG, CONSUMERS, PING_PONG)
     s = warpgroup_mma_wait(0, deps=(s,))
     release(EMPTY_FIRST, CONSUMERS)
@@ -226,11 +190,11 @@ def consumer(WG: gl.constexpr, desc_o, lse_ptr, blocks_ptr, rule, buffers, sizes
         # here s holds the raw scores of the tile's first block
         slot = visit & 1
         q = q_sm.index(slot * CONSUMERS + WG)
-        batch = tile_fact(tile, slot, 1)
-        head = tile_fact(tile, slot, 2)
-        tested = tile_fact(tile, slot, 3)
-        total = tile_fact(tile, slot, 4)
-        facts = (batch, tile_fact(tile, slot, 5), tile_fact(tile, slot, 6), tile_fact(tile, slot, 7))
+        batch = fact_at(tile, slot * FACTS + 1)
+        head = fact_at(tile, slot * FACTS + 2)
+        tested = fact_at(tile, slot * FACTS + 3)
+        total = fact_at(tile, slot * FACTS + 4)
+        facts = (batch, fact_at(tile, slot * FACTS + 5), fact_at(tile, slot * FACTS + 6), fact_at(tile, slot * FACTS + 7))
         rows = row + offsets
         acc = gl.zeros([64, D], gl.float32, o_layout)
         if tested > 0:
@@ -257,12 +221,11 @@ def consumer(WG: gl.constexpr, desc_o, lse_ptr, blocks_ptr, rule, buffers, sizes
             count += 1
         # the tile's last P V, with the next tile's first Q K^T behind it
         visit += 1
-        last = (count + STAGES - 1) % STAGES
-        mbarrier.wait(v_full.index(last), ((count + STAGES - 1) // STAGES - 1) & 1)
+        last = wait_for(v_full, count - 1)
         acc = warpgroup_mma(p, v_sm.index(last), acc, is_async=True)
         next_slot = visit & 1
         mbarrier.wait(q_full.index(next_slot), (visit >> 1) & 1)
-        next_row = tile_fact(tile, next_slot, 0)
+        next_row = fact_at(tile, next_slot * FACTS)
         s = issue_scores(q_sm.index(next_slot * CONSUMERS + WG), k_sm, k_full, count, zero, WG, CONSUMERS, PING_PONG, pred=next_row >= 0)
         acc = warpgroup_mma_wait(1, deps=(acc,))
         release(EMPTY_SECOND + last, CONSUMERS)
@@ -270,12 +233,7 @@ def consumer(WG: gl.constexpr, desc_o, lse_ptr, blocks_ptr, rule, buffers, sizes
         lse_row = (batch * q_heads + head).to(gl.int64) * q_len + row
         gl.store(lse_ptr + lse_row + offsets, (m_i + gl.log2(l_i)) * LN2, mask=rows < q_len)
         inverse = gl.where(l_i == 0.0, 0.0, 1.0 / l_i)  # a row with no key gives 0, whatever the block holds that stands in for one
-        inverse = gl.convert_layout(inverse, gl.SliceLayout(1, o_layout))[:, None]
-        acc = gl.where(inverse == 0.0, 0.0, acc * inverse)
-        q.store(acc.to(dtype))
-        fence_async_shared()
-        partition_barrier()
-        tma_store(desc_o, [batch, head, row + WG * 64, 0], q)
+        store_output(desc_o, acc, inverse, q, batch, head, row + WG * 64, 0, True)
         s = warpgroup_mma_wait(0, deps=(s,))
         release(EMPTY_FIRST + count % STAGES, CONSUMERS, next_row >= 0)
         row = next_row
@@ -306,23 +264,11 @@ def sparse_attention_forward(
     BN: gl.constexpr = desc_k.block_type.shape[2]
     D: gl.constexpr = desc_k.block_type.shape[3]
     dtype: gl.constexpr = desc_k.dtype
-    q_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, D], dtype)
-    kv_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([BN, D], dtype)
-    q_sm = gl.allocate_shared_memory(dtype, [2 * CONSUMERS, 64, D], q_layout)
-    k_sm = gl.allocate_shared_memory(dtype, [STAGES, BN, D], kv_layout)
-    v_sm = gl.allocate_shared_memory(dtype, [STAGES, BN, D], kv_layout)
-    tile = gl.allocate_shared_memory(gl.int32, [2 * FACTS, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    q_full = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(2):
-        mbarrier.init(q_full.index(i), count=1)
-        mbarrier.init(q_empty.index(i), count=CONSUMERS)
-    for i in gl.static_range(STAGES):
-        mbarrier.init(k_full.index(i), count=1)
-        mbarrier.init(v_full.index(i), count=1)
-    buffers = (q_sm, k_sm, v_sm, tile, q_full, q_empty, k_full, v_full)
+    q_sm, _ = allocate(dtype, 2 * CONSUMERS, 64, D, 0)
+    k_sm, _ = allocate(dtype, STAGES, BN, D, 0)
+    v_sm, _ = allocate(dtype, STAGES, BN, D, 0)
+    tile = allocate_facts(2 * FACTS)
+    buffers = (q_sm, k_sm, v_sm, tile, barriers(2, 1), barriers(2, CONSUMERS), barriers(STAGES, 1), barriers(STAGES, 1))
     sizes = (q_heads, q_len, kv_len)
     lists = (offsets_ptr, partial_offsets_ptr, blocks_ptr, order_ptr)
     rule = (bits_ptr, low, high, q_ids, q_batch, kv_ids, kv_batch)

@@ -104,7 +104,7 @@ def test_a_hang_ends_with_the_time_limit(faulty):
     try:
         assert contestant.ask(do="devices")["status"] == "ok"
         contestant.timeout = 0.5
-        answer = contestant.ask(do="prepare", workload=SMALL.to_dict())
+        answer = contestant.ask(do="prepare", workload=SMALL.to_dict(), side_by_side=1)
         assert answer == {"status": "error", "detail": "no answer within 0.5 s (prepare)"}, answer
     finally:
         contestant.close()
@@ -132,7 +132,7 @@ def test_no_more_memory_is_free_than_a_container_may_use(tmp_path, name, limit, 
 def test_a_plugin_can_not_read_the_requests(faulty):
     contestant = Contestant("asking", timeout=120)
     try:
-        answer = contestant.ask(do="prepare", workload=SMALL.to_dict())
+        answer = contestant.ask(do="prepare", workload=SMALL.to_dict(), side_by_side=1)
         assert answer == {"status": "error", "detail": "EOFError: EOF when reading a line"}, answer
     finally:
         contestant.close()
@@ -143,7 +143,7 @@ def test_a_process_that_hangs_ends_with_a_benchmark_that_is_killed(faulty, tmp_p
     file = tmp_path / "pid"
     monkeypatch.setenv("PID_FILE", str(file))
     script = "import sys, json; from attnzoo.bench.processes import Contestant\n"
-    script += "Contestant('hanging', timeout=600).ask(do='prepare', workload=json.loads(sys.argv[1]))"
+    script += "Contestant('hanging', timeout=600).ask(do='prepare', workload=json.loads(sys.argv[1]), side_by_side=1)"
     parent = subprocess.Popen([sys.executable, "-c", script, json.dumps(SMALL.to_dict())])
     try:
         pid = waited_for(lambda: file.exists() and file.read_text(), 120)
@@ -239,6 +239,20 @@ def test_backends_take_turns(side_by_side):
     prepared = {1: "ap a bp b cp c", 2: "ap bp a b cp c"}[side_by_side]
     timed = " ".join(f"{name}b {name}" for name in "abcbcacab")
     assert " ".join(order).startswith(f"{prepared} {timed} "), order
+
+
+def test_processes_that_judge_side_by_side_share_the_threads(monkeypatch):
+    prepared = Prepared.of(default().get("naive"), SMALL)
+    threads, seen = torch.get_num_threads(), []
+    monkeypatch.setattr(Prepared, "assert_right", lambda self, found: seen.append(torch.get_num_threads()))
+    torch.set_num_threads(4)
+    try:
+        for side_by_side in (1, 2, 8):
+            prepared.first_call(side_by_side=side_by_side)
+            assert torch.get_num_threads() == 4, "what is timed has all of them"
+    finally:
+        torch.set_num_threads(threads)
+    assert seen == [4, 2, 1]
 
 
 @pytest.mark.parametrize("layout", ["", "random:0.5"])

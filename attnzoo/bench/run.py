@@ -78,7 +78,7 @@ def _cells(matrix: Matrix, workload: Workload, contestants: Sequence[Contestant]
         group = contestants[place : place + matrix.side_by_side]
         for contestant in group:
             progress(workload.id, f"{contestant.name} is checked", 0)
-            contestant.send(do="prepare", workload=workload.to_dict())
+            contestant.send(do="prepare", workload=workload.to_dict(), side_by_side=len(group))
         for contestant in group:
             answer = contestant.answer()
             if answer["status"] == "ok":

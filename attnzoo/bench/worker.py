@@ -1,9 +1,9 @@
 """worker: one backend in a process of its own. `python -m attnzoo.bench.worker NAME` answers JSON lines on stdin.
 
-    {"do": "devices"}                      the device types that the backend claims; none means any
-    {"do": "prepare", "workload": {...}}   the first call, whether it is right, peak memory
-    {"do": "burst", "seconds": 0.1}        times of calls of the prepared workload, in ms
-    {"do": "release"}                      whether the last timed call was right too; forget it
+    {"do": "devices"}                                         the device types that the backend claims; none means any
+    {"do": "prepare", "workload": {...}, "side_by_side": 8}   the first call, whether it is right, peak memory
+    {"do": "burst", "seconds": 0.1}                           times of calls of the prepared workload, in ms
+    {"do": "release"}                                         whether the last timed call was right too; forget it
 
 What a plugin prints goes to stderr; stdout carries the answers.
 """
@@ -82,15 +82,19 @@ class Prepared:
         o = self.forward()
         return lambda: self.backward(o, retains=True)
 
-    def first_call(self) -> tuple[float, dict[str, Tensor]]:
-        """Seconds of the first call, compilation included, and its results; raises ConformanceError if they are wrong."""
+    def first_call(self, *, side_by_side: int = 1) -> tuple[float, dict[str, Tensor]]:
+        """Seconds of the first call, compilation included, and its results; raises ConformanceError if they are wrong.
+
+        They are judged with this process's share of the threads, of so many processes that judge at this time.
+        """
         started = time.perf_counter()
         o = self.forward()
         grads = () if self.workload.direction == "forward" else self.backward(o)
         synchronize(self.spec.device)
         seconds = time.perf_counter() - started
         found = {"o": o.detach(), **dict(zip(GRADIENTS, grads))}
-        self.assert_right(found)
+        with threads_shared_by(side_by_side):
+            self.assert_right(found)
         return seconds, {name: tensor.clone() for name, tensor in found.items()}  # a backend may use its buffers again
 
     def assert_right(self, found: dict[str, Tensor]) -> None:
@@ -130,6 +134,17 @@ class Prepared:
         return peak_bytes(call, self.spec.device)
 
 
+@contextlib.contextmanager
+def threads_shared_by(processes: int) -> Iterator[None]:
+    """With all of torch's threads in each process, OpenMP's would wait in a loop for those that have no core."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(max(1, threads // processes))
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 class Worker:
     """Answers requests about one backend; holds at most one workload."""
 
@@ -165,7 +180,9 @@ class Worker:
             self._confirm()
         self.prepared, self.judged, self.timed = None, {}, {}
         self._free()
-        return self._prepare(Workload(**request["workload"])) if request["do"] == "prepare" else {"status": "ok"}
+        if request["do"] == "prepare":
+            return self._prepare(Workload(**request["workload"]), request["side_by_side"])
+        return {"status": "ok"}
 
     def _confirm(self) -> None:
         """What was timed is what was judged, bit for bit, or is judged again: a graph's replay, or a call that others preceded."""
@@ -178,14 +195,14 @@ class Worker:
         except ConformanceError as error:
             raise ConformanceError(f"when timed, unlike the first call: {error}") from None
 
-    def _prepare(self, workload: Workload) -> dict[str, Any]:
+    def _prepare(self, workload: Workload, side_by_side: int) -> dict[str, Any]:
         reasons = reasons_against(self.backend, workload.spec())
         if not reasons:
             prepared = Prepared.of(self.backend, workload)
             reasons = reasons_against(self.backend, prepared.spec)
         if reasons:
             return {"status": "unsupported", "detail": "; ".join(reasons)}
-        first, judged = prepared.first_call()
+        first, judged = prepared.first_call(side_by_side=side_by_side)
         self._free()
         peak = prepared.peak()
         self.prepared, self.judged = prepared, judged

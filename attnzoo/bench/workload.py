@@ -142,7 +142,9 @@ class Workload:
         def drawn(length: int, heads: int) -> Tensor:
             shape = (self.batch, length, heads, self.head_dim)
             wide = torch.float64 if self.dtype == "float64" else torch.float32
-            made = torch.empty(shape, dtype=wide, device=place).normal_(generator=generator)
+            made = torch.empty(shape, dtype=wide, device=place)
+            if generator is not None:  # on meta there is nothing to draw, and the first normal_ there takes torch a second
+                made.normal_(generator=generator)
             return made.to(getattr(torch, self.dtype)).transpose(1, 2)
 
         q, k, v = drawn(self.length, self.heads), drawn(self.kv_length, self.kv_heads), drawn(self.kv_length, self.kv_heads)

@@ -282,6 +282,16 @@ def test_claims_what_flash_does_and_layouts() -> None:
     assert ours.forward - theirs.forward == ours.backward - theirs.backward == {"layout"}
 
 
+@pytest.mark.parametrize(("block", "is_taken"), [((65536, 16), True), ((131072, 16), False), ((16, 2**31), False)])
+def test_blocks_that_would_make_too_many_programs_are_refused(block: tuple[int, int], is_taken: bool) -> None:
+    """A block is cut into tiles, also where the sequence ends: beyond this they are more than a grid takes, or than int32 counts."""
+    q = torch.zeros(1, 1, 10, 16)
+    reasons = backend().unsupported_reasons(AttentionSpec.of(q, q, q, layout=layouts.causal(10, block=block)))
+    assert [reason for reason in reasons if "triton is not installed" not in reason] == (
+        [] if is_taken else [f"blocks are {block[0]} x {block[1]}, it takes at most 65536 a side"]
+    )
+
+
 def test_refuses_the_cpu_unless_interpreted() -> None:
     call = make_call(SMALL)
     spec = Subject(backend()).spec(call)

@@ -98,6 +98,16 @@ def test_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [reason.split(" is ")[0] for reason in reasons] == ["device", "triton"], f"got {reasons}"
 
 
+@pytest.mark.parametrize(
+    ("found", "is_taken"), [("3.6.0", True), ("3.6.1+git1a2b", True), ("3.60.0", False), ("3.7.1", False), ("missing", False)]
+)
+def test_tritons_are_told_apart(found: str, is_taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(support, "_found_triton", [found])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    assert (support.machine_reasons(torch.device("cuda", 0)) == []) == is_taken
+
+
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra triton)")
 @pytest.mark.parametrize("has_layout", [False, True])
 def test_what_hooks_on_saved_tensors_moved_is_aligned_again(has_layout: bool, monkeypatch: pytest.MonkeyPatch) -> None:

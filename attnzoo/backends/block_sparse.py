@@ -16,6 +16,8 @@ from attnzoo.backends.recompute import Gradients, empty_output
 from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
 
+LARGEST_BLOCK = 65536  # tokens a side: programs and positions within a block are int32, however short the sequence is
+
 
 class BlockSparse(Flash):
     """Only the blocks that exist are loaded and computed, in both passes; a call without a layout runs as flash does.
@@ -29,6 +31,12 @@ class BlockSparse(Flash):
         super().__init__(is_interpreted=is_interpreted, kernels=kernels)
         claimed = self.capabilities
         self.capabilities = replace(claimed, forward=claimed.forward | {"layout"}, backward=claimed.backward | {"layout"})
+
+    def unsupported_reasons(self, spec: AttentionSpec) -> list[str]:
+        reasons, layout = super().unsupported_reasons(spec), spec.layout
+        if layout is not None and max(layout.block_q, layout.block_kv) > LARGEST_BLOCK:
+            reasons.append(f"blocks are {layout.block_q} x {layout.block_kv}, it takes at most {LARGEST_BLOCK} a side")
+        return reasons
 
     def _reasons_against_hopper(self, spec: AttentionSpec, name: str) -> tuple[str, ...]:
         if spec.layout is None or self.kernels == "portable":

@@ -46,7 +46,7 @@ def machine_reasons(device: torch.device) -> list[str]:
     elif (capability := torch.cuda.get_device_capability(device)) != (9, 0):
         reasons.append(f"compute capability is {capability[0]}.{capability[1]}, the Hopper kernels take 9.0")
     found = _triton_version()
-    if not found.startswith(TRITONS):
+    if ".".join(found.split(".")[:2]) not in TRITONS:
         reasons.append(f"triton is {found}, the Hopper kernels have been run under {', '.join(TRITONS)}")
     return reasons
 

@@ -107,7 +107,7 @@ def forward(spec: AttentionSpec, layout: BlockLayout, q: Tensor, k: Tensor, v: T
     """`o` (B, Hq, Sq, D) in the memory order of q, and the natural-log lse (B, Hq, Sq) in fp32."""
     with on_device(spec.device):
         o = empty_output(spec, q)
-        lse = q.new_empty(q.shape[:-1], dtype=torch.float32)
+        lse = torch.empty(spec.batch, spec.q_heads, spec.q_len, dtype=torch.float32, device=spec.device)
         forward_launch(spec, layout, aligned(q), aligned(k), aligned(v), o, lse)()
     return o, lse
 

@@ -130,6 +130,48 @@ def test_a_curve_over_density_is_of_one_length():
         assert list(each.lines[0].get_ydata()) == [length * 0.5, length * 1.0]
 
 
+def test_bars_end_at_the_fastest_and_the_slowest_round():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra bench)")
+    cells = [cell("a", 1.0, 2.0, 9.0, layout=f"random:{density}", density=density) for density in (0.5, 1.0)]
+    (axes,) = figures(results(*cells))["Time against density"].axes
+    (bars,) = axes.collections
+    for segment in bars.get_segments():
+        assert sorted(segment[:, 1]) == [1.0, 9.0], segment
+
+
+@pytest.mark.parametrize(
+    ("sizes", "titles"),
+    [
+        ([{"batch": b} for b in (1, 4)], ["B 1", "B 4"]),
+        ([{"heads": h, "kv_heads": 8} for h in (8, 16)], ["H 8", "16 heads over 8, H 16"]),
+        ([{"length": n} for n in (32, 64)], ["S 32", "S 64"]),
+    ],
+    ids=("batch", "heads", "length"),
+)
+def test_a_curve_has_one_point_a_place(sizes, titles):
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra bench)")
+    cells = []
+    for n in (256, 512):
+        for each in sizes:
+            workload = dataclasses.replace(Workload(length=n, kv_length=n), **each)
+            cells.append(dataclasses.replace(cell("a", 1.0), workload=workload))
+    axes = figures(results(*cells))["Speed against length"].axes
+    assert all(list(line.get_xdata()) == [256, 512] for each in axes for line in each.lines)
+    assert len(axes) == len(titles)
+    if sizes[0].keys() != {"heads", "kv_heads"}:
+        assert [each.get_title() for each in axes] == titles
+
+
+def test_many_kinds_of_call_make_rows_of_roofs_with_no_text_among_the_points():
+    pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra bench)")
+    works = [Workload(dtype=dtype, direction=d) for dtype in ("float16", "bfloat16", "float32") for d in ("forward", "backward", "both")]
+    figure = figures(results(*[dataclasses.replace(cell("a", 1.0), workload=work) for work in works]))["Roofline"]
+    assert len({axes.get_subplotspec().rowspan.start for axes in figure.axes}) > 1, "nine in a row are too small to read"
+    assert figure.get_size_inches()[0] < 20
+    assert all(not axes.texts for axes in figure.axes)
+    assert "copy 0.02 TB/s" in figure.axes[0].get_title()
+
+
 def test_a_long_title_is_no_wider_than_its_axes():
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra bench)")
     cells = [cell("a", 64 * density, layout=f"random:{density}", density=density) for density in (1.0, 0.5)]

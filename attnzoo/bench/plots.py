@@ -89,34 +89,58 @@ def _of_length(cell: Cell) -> str:
 
 
 def _many(cells: Sequence[Cell], x: Callable[[Cell], float], family_of: Callable[[Cell], str] = _family) -> dict[str, list[Cell]]:
-    """Families of cells that have at least two places on the x axis."""
+    """Families of cells that have at least two places on the x axis; one whose curves had several points at a place is split by size."""
     families: dict[str, list[Cell]] = {}
-    for cell in cells:
-        families.setdefault(family_of(cell), []).append(cell)
+    for family, members in _grouped(cells, family_of).items():
+        places = {(cell.backend, x(cell)) for cell in members}
+        if len(places) == len(members):
+            families[family] = members
+        else:
+            families |= {f"{family}, {size}": each for size, each in _grouped(members, _size_of(members)).items()}
     return {family: members for family, members in families.items() if len({x(cell) for cell in members}) > 1}
+
+
+def _grouped(cells: Sequence[Cell], key: Callable[[Cell], str]) -> dict[str, list[Cell]]:
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        groups.setdefault(key(cell), []).append(cell)
+    return groups
+
+
+def _size_of(cells: Sequence[Cell]) -> Callable[[Cell], str]:
+    """The sizes that differ among cells, of one in words; the length of q only where it is not that of k and v."""
+    sizes = {"B": "batch", "H": "heads"} | ({"S": "length"} if any(c.workload.length != c.workload.kv_length for c in cells) else {})
+    differing = {short: name for short, name in sizes.items() if len({getattr(c.workload, name) for c in cells}) > 1}
+    return lambda cell: " ".join(f"{short} {getattr(cell.workload, name)}" for short, name in differing.items())
 
 
 def _grid(families: Mapping[str, list[Cell]], looks: Looks, draw: Callable[[Axes, list[Cell], Looks], None]) -> Figure | None:
     """One axes a family, one legend for all; what all families share is said once, above them."""
     if not families:
         return None
-    from matplotlib.figure import Figure
-
-    across = ACROSS.get(len(families), min(3, len(families)))
-    down = -(-len(families) // across)
-    figure = Figure(figsize=(max((4.6 if across < 4 else 3.6) * across, 6.0), 3.3 * down + 0.8), layout="constrained")
+    figure, grid = _many_axes(len(families), height=3.3)
     shared, titles = _titles(list(families))
     figure.suptitle(shared, fontsize=9)
-    grid = figure.subplots(down, across, squeeze=False).flatten()
     for axes, title, cells in zip(grid, titles, families.values()):
         draw(axes, cells, looks)
         axes.set_title(_wrapped(title), fontsize=8)
         axes.tick_params(labelsize=7)
         axes.grid(alpha=0.25, linewidth=0.6)
-    for axes in grid[len(families) :]:
-        axes.remove()
     _legend(figure, looks, {cell.backend for cells in families.values() for cell in cells})
     return figure
+
+
+def _many_axes(count: int, *, height: float) -> tuple[Figure, Sequence[Axes]]:
+    """In rows, each of them so many inches high."""
+    from matplotlib.figure import Figure
+
+    across = ACROSS.get(count, min(3, count))
+    down = -(-count // across)
+    figure = Figure(figsize=(max((4.6 if across < 4 else 3.6) * across, 6.0), height * down + 0.8), layout="constrained")
+    grid = figure.subplots(down, across, squeeze=False).flatten()
+    for axes in grid[count:]:
+        axes.remove()
+    return figure, list(grid[:count])
 
 
 def _titles(families: Sequence[str]) -> tuple[str, list[str]]:
@@ -170,7 +194,8 @@ def _memory(axes: Axes, cells: list[Cell], looks: Looks) -> None:
 def _density_curve(axes: Axes, cells: list[Cell], looks: Looks) -> None:
     for name, curve in _curves(cells, _density).items():
         densities = [_density(c) for c in curve]
-        axes.errorbar(densities, [c.median for c in curve], yerr=[c.median * c.spread for c in curve], capsize=2, **looks[name])
+        bars = [[c.median - min(c.rounds) for c in curve], [max(c.rounds) - c.median for c in curve]]
+        axes.errorbar(densities, [c.median for c in curve], yerr=bars, capsize=2, **looks[name])
         ideal = [curve[-1].median * density / densities[-1] for density in densities]
         axes.plot(densities, ideal, color=looks[name]["color"], linestyle=":", linewidth=1)
     axes.set_xlim(left=0)
@@ -199,18 +224,16 @@ def _lengths(axes: Axes, cells: Sequence[Cell]) -> None:
 def _roofline(results: Results, cells: Sequence[Cell], looks: Looks) -> Figure | None:
     """Useful FLOPs a second over useful FLOPs a compulsory byte, one axes a direction, under the measured ceilings."""
     ceilings = results.machine.get("ceilings", {})
-    if not cells or not ceilings:
+    if not cells or "copy" not in ceilings:
         return None
-    from matplotlib.figure import Figure
-
     kinds = list(dict.fromkeys((cell.workload.direction, cell.workload.dtype) for cell in cells))
-    figure = Figure(figsize=(max(4.6 * len(kinds), 6.0), 4.4), layout="constrained")
-    for axes, (direction, dtype) in zip(figure.subplots(1, len(kinds), squeeze=False)[0], kinds):
+    figure, grid = _many_axes(len(kinds), height=3.6)
+    for axes, (direction, dtype) in zip(grid, kinds):
         members = [cell for cell in cells if (cell.workload.direction, cell.workload.dtype) == (direction, dtype)]
         for name, curve in _curves(members, _intensity).items():
             axes.plot([_intensity(c) for c in curve], [c.tflops for c in curve], **{**looks[name], "linewidth": 0})
-        _ceiling(axes, members, ceilings["copy"] / 1e3, ceilings.get(dtype))
-        axes.set_title(f"{direction}, {dtype}", fontsize=9)
+        reached = _ceiling(axes, members, ceilings["copy"] / 1e3, ceilings.get(dtype))
+        axes.set_title(f"{direction}, {dtype}\n{reached}", fontsize=8)
         axes.tick_params(labelsize=7)
         axes.grid(alpha=0.25, linewidth=0.6, which="both")
     _legend(figure, {name: {**look, "linewidth": 0} for name, look in looks.items()}, {cell.backend for cell in cells})
@@ -221,7 +244,8 @@ def _intensity(cell: Cell) -> float:
     return cell.flops / cell.hbm_bytes
 
 
-def _ceiling(axes: Axes, cells: Sequence[Cell], terabytes: float, tflops: float | None) -> None:
+def _ceiling(axes: Axes, cells: Sequence[Cell], terabytes: float, tflops: float | None) -> str:
+    """Draw the roof, and say in words what it is made of."""
     low, high = min(map(_intensity, cells)) / 2, max(map(_intensity, cells)) * 2
     corner = high if tflops is None else min(max(tflops / terabytes, low), high)
     places = [low, corner, high]
@@ -233,5 +257,4 @@ def _ceiling(axes: Axes, cells: Sequence[Cell], terabytes: float, tflops: float 
         _plain_numbers(axis, base=10)
     axes.set_xlabel("useful FLOPs a compulsory byte", fontsize=8)
     axes.set_ylabel("useful TFLOP/s", fontsize=8)
-    note = f"copy {terabytes:.3g} TB/s" + ("" if tflops is None else f", matrix product {tflops:.3g} TFLOP/s")
-    axes.annotate(note, (0.98, 0.03), xycoords="axes fraction", fontsize=7, color="#555555", ha="right")
+    return f"copy {terabytes:.3g} TB/s" + ("" if tflops is None else f", matrix product {tflops:.3g} TFLOP/s")

@@ -136,6 +136,38 @@ class CacheForgetsAlignment(Mutant):
         return super().queries(spec, replace(inputs, q=q.as_strided(q.shape, q.stride(), start)))
 
 
+class CacheForgetsStrides(Mutant):
+    """A kernel made for the strides of a first q serves every q of its shape."""
+
+    caught_by = ("T29-a-b-a-plain-fp32", "T29-a-b-a-layout-fp16")
+    passes = "T08-all-bshd-fp32"
+
+    def __init__(self):
+        super().__init__()
+        self.strides = {}
+
+    def queries(self, spec, inputs):
+        q = inputs.q
+        strides = self.strides.setdefault(tuple(q.shape), q.stride())
+        return super().queries(spec, replace(inputs, q=q.as_strided(q.shape, strides)))
+
+
+class CacheForgetsTheTail(Mutant):
+    """A kernel made for keys that are a multiple of 16 serves any number of keys, and leaves out the rest."""
+
+    caught_by = ("T29-a-b-a-plain-fp32", "T29-a-b-a-plain-bf16")
+    passes = "T10-length-33-full-fp32"
+
+    def __init__(self):
+        super().__init__()
+        self.is_made = False
+
+    def kept(self, spec, inputs):
+        self.is_made = self.is_made or (spec.kv_len > 0 and spec.kv_len % 16 == 0)
+        kept = super().kept(spec, inputs)
+        return kept & (torch.arange(spec.kv_len) < spec.kv_len // 16 * 16) if self.is_made else kept
+
+
 class MaskKeptByAddress(Mutant):
     """What was made of a mask is kept by its address and shape."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from attnzoo.testing.case import Case
 from attnzoo.testing.problem import Blocks, Problem, Segments, Table, short_dtype
 
@@ -23,6 +25,7 @@ KINDS = (
     "segment_rule",
 )
 BLOCKS = ((16, 16), (32, 64), (64, 32), (128, 128), (20, 24), (1, 1), (48, 16))
+CUT: dict[str, Any] = {"batch": 1, "q_heads": 2, "head_dim": 64}
 
 CASES = [
     *[
@@ -89,6 +92,36 @@ CASES = [
         for kind in ("random", "pairs", "all_partial")
         for head_dim in (64, 96, 128)
         for dtype in ("float16", "bfloat16")
+    ],
+    # the last block is cut in the middle, or by one: what lies outside must not count, though a score of 0 would beat every real one
+    *[
+        Case(
+            "T23",
+            f"cut-blocks-low-scores-{kind}-{q_len}x{kv_len}-{short_dtype(dtype)}",
+            Problem(**CUT, q_len=q_len, kv_len=kv_len, shift=-1e4, layout=Blocks(kind, (256, 256)), dtype=dtype),
+        )
+        for kind in ("all", "all_partial", "pairs", "causal_end")
+        for q_len, kv_len in ((384, 384), (40, 128), (255, 640), (511, 255))
+        for dtype in ("float16", "float32")
+        if dtype == "float16" or (kind in ("all", "pairs") and kv_len > 128)
+    ],
+    *[
+        Case(
+            "T23",
+            f"cut-blocks-low-bias-{kind}-{q_len}x{kv_len}-{short_dtype(dtype)}",
+            Problem(
+                **CUT,
+                q_len=q_len,
+                kv_len=kv_len,
+                bias=Table("constant", "qk", size=-1e4),
+                grads=("q", "k", "v", "bias"),
+                layout=Blocks(kind, (256, 256)),
+                dtype=dtype,
+            ),
+        )
+        for kind in ("all", "pairs")
+        for q_len, kv_len in ((384, 384), (511, 255))
+        for dtype in ("bfloat16", "float32")
     ],
     # a compiler that forgets how narrow a product is counts its elements twice
     *[

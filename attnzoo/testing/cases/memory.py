@@ -80,6 +80,7 @@ CASES = [
             ("head-dim-1", Problem(q_len=20, head_dim=1, storage=("odd_rows",) * 3)),
             ("decode", Problem(q_len=1, kv_len=67, storage=("slack",) * 3, causal=True, align="bottom_right")),
             ("layout", Problem(q_len=70, layout=Blocks("pairs", (32, 32)), storage=("slack",) * 3)),
+            ("cut-block", Problem(batch=1, q_len=200, kv_len=384, layout=Blocks("pairs", (256, 256)), storage=("slack",) * 3)),
         )
     ],
     *[Case("T05", f"freed-blocks-{name}", problem, check="poisoned_free_blocks") for name, problem in ALLOCATED.items()],
@@ -99,6 +100,27 @@ CASES = [
         for place, name in enumerate("qkv")
         for dtype in ("float16", "bfloat16")
     ],
+    # blocks are walked by kernels of their own
+    *[
+        Case(
+            "T12",
+            f"{far.removeprefix('far_')}-2-to-31-apart-in-{name}-layout-bf16",
+            Problem(
+                batch=2 if far == "far_batches" else 1,
+                q_len=45,
+                storage=_only(place, far),
+                dtype="bfloat16",
+                layout=Blocks("pairs", (16, 16)),
+            ),
+            check="huge_strides",
+        )
+        for far in ("far_batches", "far_rows")
+        for place, name in enumerate("qkv")
+    ],
+    Case(
+        "T12", "grid-batch-65536-layout", Problem(batch=65536, q_heads=1, q_len=2, head_dim=8, grads=("v",), layout=Blocks("all", (16, 16)))
+    ),
+    Case("T12", "grid-many-keys-layout", Problem(batch=1, q_heads=1, q_len=3, kv_len=70000, head_dim=8, layout=Blocks("all", (16, 64)))),
     Case("T12", "grid-batch-65536", Problem(batch=65536, q_heads=1, q_len=4, head_dim=16)),
     Case("T12", "grid-heads-65536", Problem(batch=1, q_heads=65536, q_len=4, head_dim=16)),
     Case("T12", "grid-batch-and-heads", Problem(batch=300, q_heads=300, kv_heads=100, q_len=2, head_dim=8, causal=True)),
@@ -138,6 +160,15 @@ CASES = [
         )
         for offset in range(1, 9)
         for dtype in DTYPES
+    ],
+    *[
+        Case(
+            "T13",
+            f"offset-{offset}-layout-{short_dtype(dtype)}",
+            Problem(q_len=40, offset=offset, dtype=dtype, layout=Blocks("pairs")),
+            check="aligned_then_offset",
+        )
+        for offset, dtype in ((1, "bfloat16"), (2, "float32"), (4, "float16"))
     ],
     *[
         Case(

@@ -17,6 +17,7 @@ CASES = [
             ("plain", Problem(q_len=32, dtype=dtype)),
             ("grouped", Problem(q_heads=4, kv_heads=2, q_len=33, dtype=dtype)),
             ("mask", Problem(q_len=33, mask=Table("padding"), dtype=dtype)),
+            ("layout", Problem(q_len=33, layout=Blocks("causal"), dtype=dtype)),
         )
     ],
     *[
@@ -29,15 +30,27 @@ CASES = [
             ("bias", Problem(q_len=33, bias=Table("random", "1hqk"), grads=("q", "k", "v", "bias"))),
             ("segments", Problem(q_len=33, segments=Segments())),
             ("sinks", Problem(q_len=33, sinks=Sinks(), grads=("q", "k", "v", "sinks"))),
+            ("layout", Problem(q_len=33, layout=Blocks("causal"))),  # the same for every seed
             ("tensor-seed", Problem(q_len=33, dropout_p=0.4, dropout_seed=5, as_tensor_seed=True)),
         )
         for dtype in ("float16", "float32")
     ],
     *[
         Case("T29", f"threads-{name}", problem, check="threads")
-        for name, problem in (("plain", Problem(q_len=33)), ("half", Problem(q_len=33, dtype="float16")))
+        for name, problem in (
+            ("plain", Problem(q_len=33)),
+            ("half", Problem(q_len=33, dtype="float16")),
+            ("layout", Problem(q_len=33, layout=Blocks("pairs"))),
+        )
     ],
     Case("T29", "cold-caches-in-processes", Problem(q_len=33, dtype="bfloat16"), check="cold_caches", device="cuda"),
+    Case(
+        "T29",
+        "cold-caches-in-processes-layout",
+        Problem(q_len=33, dtype="bfloat16", layout=Blocks("pairs", (64, 64))),
+        check="cold_caches",
+        device="cuda",
+    ),
     Case("T30", "named-without-gpu", Problem(q_len=4), check="named_without_gpu"),
     Case("T30", "without-triton", Problem(q_len=4), check="without_triton"),
     *[
@@ -53,6 +66,15 @@ CASES = [
                 ),
             ),
         )
+    ],
+    *[
+        Case(
+            "T34",
+            f"equal-bits-layout-{short_dtype(dtype)}",
+            Problem(batch=1, q_heads=2, kv_heads=1, q_len=40, dtype=dtype, layout=Blocks("pairs")),
+            check="equal_bits",
+        )
+        for dtype in ("bfloat16", "float32")
     ],
     *[
         Case("T34", f"relation-repetition-{name}-{short_dtype(dtype)}", problem, check="repetition")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from attnzoo.testing.case import Case
-from attnzoo.testing.problem import DTYPES, Problem, Sinks, Table, short_dtype
+from attnzoo.testing.problem import DTYPES, Blocks, Problem, Sinks, Table, short_dtype
 
 HALF_AND_SINGLE = ("float16", "bfloat16", "float32")
 SHIFTS = (1e2, -1e2, 1e3, -1e3, 1e4, -1e4)
@@ -204,6 +204,10 @@ CASES = [
     ],
     *[
         Case("T14", f"tf32-{name}", problem, check="tf32", device="cuda")
-        for name, problem in (("plain", Problem(q_len=130, head_dim=128)), ("causal", Problem(q_len=130, causal=True)))
+        for name, problem in (
+            ("plain", Problem(q_len=130, head_dim=128)),
+            ("causal", Problem(q_len=130, causal=True)),
+            ("layout", Problem(q_len=130, head_dim=128, layout=Blocks("pairs", (64, 64)))),
+        )
     ],
 ]

@@ -27,6 +27,7 @@ CASES = [
     ),
     Case("T25", "compiled-batch-65536", Problem(batch=65536, q_heads=1, q_len=4, head_dim=16), check="compiled", device="cuda"),
     Case("T25", "compiled-for-other-sizes", Problem(q_len=33, causal=True), check="compiled_for_other_sizes"),
+    Case("T25", "compiled-for-other-memory", Problem(batch=1, q_len=12, mask=Table("random")), check="compiled_for_other_memory"),
     *[
         Case("T26", f"{check}-{name}", problem, check=check)
         for check in ("vmapped", "function_transforms")
@@ -34,6 +35,7 @@ CASES = [
             ("plain", Problem(q_len=12, kv_len=20)),
             ("causal", Problem(q_len=20, causal=True)),
             ("bias", Problem(q_len=12, kv_len=20, bias=Table("random", "1h1k"))),
+            ("layout", Problem(q_len=40, layout=Blocks("causal"))),
         )
     ],
     *[

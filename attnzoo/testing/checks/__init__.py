@@ -71,6 +71,7 @@ CHECKS: dict[str, Check] = {
         second.double_backward,
         surroundings.autocast,
         surroundings.compiled,
+        surroundings.compiled_for_other_memory,
         surroundings.compiled_for_other_sizes,
         surroundings.function_transforms,
         surroundings.vmapped,

@@ -11,7 +11,7 @@ from attnzoo.testing.checks.accuracy import judge, known_results
 from attnzoo.testing.checks.memory import same_bits
 from attnzoo.testing.failure import ConformanceError
 from attnzoo.testing.inputs import make_call
-from attnzoo.testing.problem import Problem, Table
+from attnzoo.testing.problem import Blocks, Problem, Segments, Sinks, Table
 from attnzoo.testing.subject import Refused, Subject
 
 __all__ = ["a_b_a", "changed_in_place", "equal_bits", "threads"]
@@ -30,7 +30,7 @@ def equal_bits(subject: Subject, problem: Problem, device: torch.device) -> None
 
 
 def a_b_a(subject: Subject, problem: Problem, device: torch.device) -> None:
-    """Call A, then each variation B in one option, then A again: no cache forgets an option.
+    """Call A, then each variation B in one thing, then A again: no cache forgets an option, a length or the strides.
 
     A refused variation is passed over.
     """
@@ -45,7 +45,7 @@ def a_b_a(subject: Subject, problem: Problem, device: torch.device) -> None:
 
 
 def variations(problem: Problem) -> list[Problem]:
-    """The problem with one option changed at a time; sizes stay, so that a cache may be tempted."""
+    """The problem with one thing changed at a time; the rest stays, so that a cache may be tempted."""
     changes = [
         replace(problem, causal=not problem.causal),
         replace(problem, scale=0.7),
@@ -60,6 +60,13 @@ def variations(problem: Problem) -> list[Problem]:
         replace(problem, mask=Table("random")),
         replace(problem, mask=Table("random", "b11k")),
         replace(problem, bias=Table("random", "1hqk")),
+        replace(problem, segments=Segments()),
+        replace(problem, layout=Blocks("diagonal")),
+        replace(problem, sinks=Sinks()),
+        replace(problem, deterministic=True),
+        replace(problem, storage=("bshd",) * 3, grad_storage="bshd"),
+        replace(problem, q_len=problem.q_len + 1),
+        replace(problem, q_len=2 * problem.q_len),
         replace(problem, return_lse=True),
         replace(problem, grads=()),
         replace(problem, grads=("v",)),
@@ -70,7 +77,7 @@ def variations(problem: Problem) -> list[Problem]:
 def changed_in_place(subject: Subject, problem: Problem, device: torch.device) -> None:
     """Other numbers written into the tensors of a call, and the first ones again: nothing is known by its address.
 
-    Takes no layout, which is frozen.
+    A layout is frozen, so it takes one that is the same for every seed.
     """
     other = replace(problem, seed=problem.seed + 1)
     if problem.segments is not None:
@@ -81,7 +88,8 @@ def changed_in_place(subject: Subject, problem: Problem, device: torch.device) -
     for part in (problem, other, problem):
         with torch.no_grad():
             for name, tensor in make_call(part, device).tensors().items():
-                call.tensors()[name].copy_(tensor)
+                if not name.startswith("layout"):
+                    call.tensors()[name].copy_(tensor)
         judge(subject.run(call), part, device)
 
 

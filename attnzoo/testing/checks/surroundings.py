@@ -19,7 +19,7 @@ from attnzoo.testing.oracle import Results
 from attnzoo.testing.problem import Problem
 from attnzoo.testing.subject import Refused, Subject, gradients
 
-__all__ = ["autocast", "compiled", "compiled_for_other_sizes", "function_transforms", "vmapped"]
+__all__ = ["autocast", "compiled", "compiled_for_other_memory", "compiled_for_other_sizes", "function_transforms", "vmapped"]
 
 
 def autocast(subject: Subject, problem: Problem, device: torch.device) -> None:
@@ -66,6 +66,18 @@ def compiled_for_other_sizes(subject: Subject, problem: Problem, device: torch.d
         judge(Results(o.detach(), None, gradients(call, o, None)), part, device)
 
 
+def compiled_for_other_memory(subject: Subject, problem: Problem, device: torch.device) -> None:
+    """One compiled function, then tensors of other strides and at odd addresses, and the first ones again: right each time."""
+    require(problem.mask is not None, "this check takes a problem with a mask")
+    mask = replace(problem.mask, storage="step_dim")  # type: ignore[type-var]
+    other = replace(problem, storage=("bshd", "slack", "last_dim"), mask=mask, offset=1)
+    function = _compile(subject, make_call(problem, device), device)
+    for part in (problem, other, problem):
+        call = make_call(part, device)
+        o = function(call.q, call.k, call.v, mask=call.options["mask"])
+        judge(Results(o.detach(), None, gradients(call, o, None)), part, device)
+
+
 def _compile(subject: Subject, call: Call, device: torch.device) -> Any:
     """The public call as one full graph; on a CPU without code generation, so that no C++ compiler is needed."""
     if not subject.is_registered:
@@ -73,8 +85,8 @@ def _compile(subject: Subject, call: Call, device: torch.device) -> Any:
     subject.forward(call)  # refusals are judged in eager mode
     torch._dynamo.reset()
 
-    def attend(q: Tensor, k: Tensor, v: Tensor) -> Any:
-        return attnzoo.attention(q, k, v, backend=subject.name, **call.options)
+    def attend(q: Tensor, k: Tensor, v: Tensor, **changed: Tensor) -> Any:
+        return attnzoo.attention(q, k, v, backend=subject.name, **{**call.options, **changed})
 
     return torch.compile(attend, fullgraph=True, backend="inductor" if device.type == "cuda" else "aot_eager")
 

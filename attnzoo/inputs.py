@@ -72,6 +72,11 @@ class AttentionInputs:
             layout,
         )
 
+    def tensors(self) -> tuple[Tensor | None, ...]:
+        """All but the layout's, in order."""
+        ids = self.q_segment_ids, self.kv_segment_ids
+        return (self.q, self.k, self.v, self.mask, self.bias, *ids, self.sinks, self.dropout_seed)
+
 
 _construct = quick_constructor(AttentionInputs)
 

@@ -12,7 +12,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from attnzoo.backend import FEATURES, Capabilities
 from attnzoo.backends.hopper import support
@@ -42,6 +41,7 @@ class Flash(RecomputingBackend):
     """
 
     name = "flash"
+    reads_memory = True
 
     def __init__(self, *, is_interpreted: bool | None = None, kernels: Kernels = "fastest") -> None:
         super().__init__()
@@ -62,11 +62,6 @@ class Flash(RecomputingBackend):
         if longest > LONGEST:
             reasons.append(f"a length is {longest}, it takes at most {LONGEST}")
         return [*reasons, *machine_reasons(spec.device)]
-
-    def attend(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-        if not torch.compiler.is_compiling():
-            refuse_transforms(inputs)
-        return super().attend(spec, inputs)
 
     def notes(self, spec: AttentionSpec) -> list[str]:
         if spec.device.type != "cuda" or machine_reasons(spec.device):
@@ -98,22 +93,6 @@ class Flash(RecomputingBackend):
         from attnzoo.backends.triton import launchers
 
         return Gradients(**launchers.backward(spec, inputs, o, lse, grad_o, grad_lse))
-
-
-def refuse_transforms(inputs: AttentionInputs) -> None:
-    """A kernel reads memory: it would see neither the batches of vmap nor the tangents of forward-mode differentiation.
-
-    Raises:
-        NotImplementedError: a torch.func transform is active, or q, k, v, bias or sinks carry a tangent.
-    """
-    if torch._C._functorch.peek_interpreter_stack() is not None:
-        raise NotImplementedError("torch.func's transforms (vmap, grad, jvp, ..) can't see into kernels: name backend='naive' under them")
-    if forward_ad._current_level < 0:
-        return
-    for name in ("q", "k", "v", "bias", "sinks"):
-        tensor = getattr(inputs, name)
-        if tensor is not None and forward_ad.unpack_dual(tensor).tangent is not None:
-            raise NotImplementedError(f"{name} carries a tangent, and kernels have no forward-mode derivative: name backend='naive'")
 
 
 @lru_cache(maxsize=1024)

@@ -14,7 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnzoo.backends.recompute import KEEPING, RecomputingBackend, empty_output, rows_contiguous
+from attnzoo.backends.observers import are_in_a_batch, refuse_tangents
+from attnzoo.backends.recompute import (
+    KEEPING,
+    Gradients,
+    RecomputingBackend,
+    differentiable_gradients,
+    empty_output,
+    rows_contiguous,
+)
 from attnzoo.inputs import AttentionInputs
 from attnzoo.layout import BlockLayout
 from attnzoo.spec import AttentionSpec
@@ -35,19 +43,24 @@ N_TENSORS = 9
 
 
 def attend_compiled(key: str, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
-    """`o` and lse through the operators; traceable, differentiable once."""
+    """`o` and lse through the operators; traceable, differentiable."""
+    return torch.ops.attnzoo.forward(*_packed(key, spec, inputs))  # type: ignore[no-any-return]
+
+
+def gradients_compiled(
+    key: str, spec: AttentionSpec, inputs: AttentionInputs, o: Tensor, lse: Tensor, grad_o: Tensor, grad_lse: Tensor | None
+) -> Gradients:
+    """The gradients through the operators, of a forward that ran without them."""
+    found = torch.ops.attnzoo.backward(o, lse, grad_o, grad_lse, *_packed(key, spec, inputs))
+    return Gradients(**dict(zip(spec.grads, found)))
+
+
+def _packed(key: str, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Any, ...]:
+    """The arguments of the operators."""
     layout, layout_facts = ([], "") if inputs.layout is None else (inputs.layout.tensors(), inputs.layout.facts)
     left, right = spec.window or (None, None)
-    return torch.ops.attnzoo.forward(  # type: ignore[no-any-return]
-        inputs.q,
-        inputs.k,
-        inputs.v,
-        inputs.mask,
-        inputs.bias,
-        inputs.q_segment_ids,
-        inputs.kv_segment_ids,
-        inputs.sinks,
-        inputs.dropout_seed,
+    return (
+        *inputs.tensors(),
         layout,
         layout_facts,
         key,
@@ -64,7 +77,7 @@ def attend_compiled(key: str, spec: AttentionSpec, inputs: AttentionInputs) -> t
 
 
 def _unpack(arguments: tuple[Any, ...]) -> tuple[RecomputingBackend, AttentionSpec, AttentionInputs]:
-    """What `attend_compiled` packed; a compiler may have given the tensors other strides since."""
+    """What `_packed` packed; a compiler may have given the tensors other strides since."""
     q, k, v, mask, bias, q_ids, kv_ids, sinks, seed = arguments[:N_TENSORS]
     layout_tensors, layout_facts, key, causal, align, left, right, scale, softcap, dropout_p, deterministic, grads = arguments[N_TENSORS:]
     layout = BlockLayout.restored(layout_tensors, layout_facts) if layout_facts else None
@@ -89,9 +102,7 @@ def _unpack(arguments: tuple[Any, ...]) -> tuple[RecomputingBackend, AttentionSp
             return_lse=True,
             deterministic=deterministic,
         )
-        inputs = AttentionInputs.of(
-            spec, q, k, v, mask=mask, bias=bias, segment_ids=segment_ids, layout=layout, sinks=sinks, dropout_seed=seed
-        )
+    inputs = AttentionInputs.of(spec, q, k, v, mask=mask, bias=bias, segment_ids=segment_ids, layout=layout, sinks=sinks, dropout_seed=seed)
     return RecomputingBackend.instances[key], replace(spec, grads=tuple(grads.split(",")) if grads else ()), inputs
 
 
@@ -119,6 +130,7 @@ def _keeping_nothing() -> Iterator[None]:
 
 def _forward(*arguments: Any) -> tuple[Tensor, Tensor]:
     backend, spec, inputs = _unpack(arguments)
+    refuse_tangents(inputs)
     with _ready(inputs):
         o, lse = backend.forward(spec, inputs)
     return _with_strides_of(o, empty_output(spec, inputs.q)), lse.contiguous()
@@ -154,14 +166,31 @@ def _differentiate(ctx: Any, grad_o: Tensor | None, grad_lse: Tensor | None) -> 
     if grad_o is None:
         grad_o = torch.zeros_like(o)
     arguments = (*tensors[:N_TENSORS], list(tensors[N_TENSORS:]), *ctx.options)
-    found = torch.ops.attnzoo.backward(o, lse, grad_o, grad_lse, *arguments)
+    if torch.is_grad_enabled() or are_in_a_batch(grad_o, grad_lse):  # create_graph=True, is_grads_batched=True
+        found = _differentiable(arguments, grad_o, grad_lse)
+    else:
+        found = torch.ops.attnzoo.backward(o, lse, grad_o, grad_lse, *arguments)
     grads = dict(zip(ctx.options[-1].split(","), found))
     places = ("q", "k", "v", None, "bias", None, None, "sinks", None)
     no_layout_grads = [None] * (len(tensors) - N_TENSORS)
     return (*[grads.get(place or "") for place in places], no_layout_grads, *[None] * len(ctx.options))
 
 
+def _differentiable(arguments: tuple[Any, ...], grad_o: Tensor, grad_lse: Tensor | None) -> list[Tensor]:
+    _, spec, inputs = _unpack(arguments)
+    if inputs.layout is not None:
+        BlockLayout.check_owner(inputs.layout.tensors())
+    with torch.autocast(grad_o.device.type, enabled=False):
+        grads = differentiable_gradients(spec, inputs, grad_o, grad_lse)
+    return [getattr(grads, name) for name in spec.grads]
+
+
+def _refuse_second_derivative(ctx: Any, *grads: Any) -> Any:
+    raise NotImplementedError("attnzoo::backward has no derivative: a second one needs create_graph=True in eager mode, or backend='naive'")
+
+
 for _name, _kernel, _fake in (("forward", _forward, _forward_fake), ("backward", _backward, _backward_fake)):
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"attnzoo::{_name}", _fake, lib=_library)
 torch.library.register_autograd("attnzoo::forward", _differentiate, setup_context=_save, lib=_library)
+torch.library.register_autograd("attnzoo::backward", _refuse_second_derivative, lib=_library)

@@ -1,7 +1,8 @@
 """Backends that keep only o and lse and rebuild the probabilities in the backward: their autograd, in one place.
 
-In eager mode an `autograd.Function`; under torch.compile two opaque operators, so that no tile loop is traced.
-A second derivative goes through `naive`, which may use O(Sq * Skv) memory.
+In eager mode an `autograd.Function`; under torch.compile two opaque operators, so that no tile loop is traced, as for kernels
+wherever a mode or a tracer looks on. A second derivative, and gradients in a batch, go through `naive`, which may use
+O(Sq * Skv) memory.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from torch import Tensor
 
 from attnzoo.backend import Backend
 from attnzoo.backends.naive import Naive
+from attnzoo.backends.observers import are_in_a_batch, is_observed, reason_against_tracing, refuse_transforms
 from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
 
-__all__ = ["KEEPING", "Gradients", "RecomputingBackend", "empty_output", "rows_contiguous"]
+__all__ = ["KEEPING", "Gradients", "RecomputingBackend", "differentiable_gradients", "empty_output", "rows_contiguous"]
 
 
 class Keeping(threading.local):
@@ -48,8 +50,13 @@ class Gradients:
 
 
 class RecomputingBackend(Backend):
-    """Subclasses write a forward and a backward free of autograd; `attend` makes them differentiable."""
+    """Subclasses write a forward and a backward free of autograd; `attend` makes them differentiable.
 
+    Attributes:
+        reads_memory: whether kernels do the work, which nobody who looks on operators can follow.
+    """
+
+    reads_memory = False
     instances: dict[str, RecomputingBackend] = {}  # noqa: RUF012  how an operator, which takes no objects, finds its backend
     _count = itertools.count()
 
@@ -74,7 +81,14 @@ class RecomputingBackend(Backend):
         """The gradients that `spec.grads` names. `grad_o` may have any strides."""
 
     def attend(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-        if torch.compiler.is_compiling():
+        is_compiling = torch.compiler.is_compiling()
+        if is_compiling:
+            reason = reason_against_tracing()
+            if reason:
+                raise NotImplementedError(reason)
+        else:
+            refuse_transforms(inputs, self.reads_memory)
+        if is_compiling or self.needs_operators(spec, *inputs.tensors()):
             from attnzoo.backends.operators import attend_compiled
 
             o, lse = attend_compiled(self.key, spec, inputs)
@@ -85,6 +99,12 @@ class RecomputingBackend(Backend):
             o, lse = self.forward(spec, inputs)
         return o, (lse if spec.return_lse else None)
 
+    def needs_operators(self, spec: AttentionSpec, *tensors: Tensor | None) -> bool:
+        """Whether a call must go through the operators though nothing is compiled."""
+        if self.reads_memory:
+            return is_observed(*tensors)
+        return bool(spec.grads) and torch._C._is_tracing()  # torch.jit.trace knows no autograd.Function
+
 
 class _RecomputedAttention(torch.autograd.Function):
     @staticmethod
@@ -92,8 +112,7 @@ class _RecomputedAttention(torch.autograd.Function):
         o, lse = backend.forward(spec, inputs)
         ctx.backend, ctx.spec, ctx.layout = backend, spec, inputs.layout
         ctx.set_materialize_grads(False)
-        tensors = (inputs.q, inputs.k, inputs.v, inputs.mask, inputs.bias, inputs.q_segment_ids, inputs.kv_segment_ids)
-        ctx.save_for_backward(*tensors, inputs.sinks, inputs.dropout_seed, o, lse)
+        ctx.save_for_backward(*inputs.tensors(), o, lse)
         return o, lse
 
     @staticmethod
@@ -105,8 +124,12 @@ class _RecomputedAttention(torch.autograd.Function):
         grad_o = torch.zeros_like(o) if grad_o is None else grad_o.resolve_neg()  # kernels read memory
         grad_lse = None if grad_lse is None else grad_lse.resolve_neg()
         with torch.autocast(o.device.type, enabled=False):
-            if torch.is_grad_enabled():  # create_graph=True
-                grads = _differentiable_gradients(spec, inputs, grad_o, grad_lse)
+            if torch.is_grad_enabled() or are_in_a_batch(grad_o, grad_lse):  # create_graph=True, is_grads_batched=True
+                grads = differentiable_gradients(spec, inputs, grad_o, grad_lse)
+            elif torch.compiler.is_compiling() or ctx.backend.needs_operators(spec, *inputs.tensors(), o, lse, grad_o, grad_lse):
+                from attnzoo.backends.operators import gradients_compiled
+
+                grads = gradients_compiled(ctx.backend.key, spec, inputs, o, lse, grad_o, grad_lse)
             else:
                 grads = ctx.backend.backward(spec, inputs, rows_contiguous(o), lse.contiguous(), grad_o, grad_lse)
         return (None, None, None, grads.q, grads.k, grads.v, grads.bias, grads.sinks)
@@ -127,14 +150,16 @@ def rows_contiguous(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(-1) == 1 or tensor.shape[-1] == 1 else tensor.contiguous()
 
 
-def _differentiable_gradients(spec: AttentionSpec, inputs: AttentionInputs, grad_o: Tensor, grad_lse: Tensor | None) -> Gradients:
-    """The gradients as a graph that can be differentiated again."""
-    # aliases, so that one tensor given as q and k and v gets three gradients and not their sum thrice
-    aliases = {name: getattr(inputs, name).view_as(getattr(inputs, name)) for name in spec.grads}
-    o, lse = Naive().attend(replace(spec, return_lse=True), replace(inputs, **aliases))
+def differentiable_gradients(spec: AttentionSpec, inputs: AttentionInputs, grad_o: Tensor, grad_lse: Tensor | None) -> Gradients:
+    """The gradients by torch's own operators: with grad mode on a graph that can be differentiated again."""
+    create_graph = torch.is_grad_enabled()
+    with torch.enable_grad():
+        # aliases, so that one tensor given as q and k and v gets three gradients and not their sum thrice
+        aliases = {name: getattr(inputs, name).view_as(getattr(inputs, name)) for name in spec.grads}
+        o, lse = Naive().attend(replace(spec, return_lse=True), replace(inputs, **aliases))
     outputs, upstream = ((o,), (grad_o,)) if lse is None or grad_lse is None else ((o, lse), (grad_o, grad_lse))
     wanted = tuple(aliases.values())
-    found = torch.autograd.grad(outputs, wanted, upstream, create_graph=True, materialize_grads=True)
+    found = torch.autograd.grad(outputs, wanted, upstream, create_graph=create_graph, materialize_grads=True)
     return Gradients(**dict(zip(spec.grads, found)))
 
 

@@ -135,9 +135,11 @@ def _workload(values: dict[str, Any]) -> Workload:
         if size in values:
             raise ValueError(f"a workload has both {key} and {size}; {key} gives {size}")
         total, divisor = values.pop(key), values.get(by, getattr(Workload, by))
-        if type(total) is not int or type(divisor) is not int or divisor < 1:
+        if type(total) is not int or type(divisor) is not int or min(total, divisor) < 1:
             raise ValueError(f"{key} is {total!r} and {by} {divisor!r}; both take a positive int")
-        values[size] = max(1, total // divisor)
+        if total < divisor:
+            raise ValueError(f"{key} is {total}, less than one {by} of {divisor}; leave {key} out and give the {size}")
+        values[size] = total // divisor
     values.setdefault("kv_heads", values.get("heads", Workload.heads))
     values.setdefault("kv_length", values.get("length", Workload.length))
     return Workload(**values)

@@ -24,6 +24,9 @@ LAUNCHES = ("eager", "graph")
 LAYOUTS = ("random", "sliding_window", "butterfly", "causal")
 CHOICES = {"dtype": DTYPES, "direction": DIRECTIONS, "cache": CACHES, "launch": LAUNCHES}
 DEFAULT_BLOCK = 128
+NUMERALS = frozenset("0123456789.e-+")
+LARGEST = 2**59
+"""Elements of a tensor; the bytes of one of them are counted in 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +76,11 @@ class Workload:
                 raise ValueError(f"{name} is {getattr(self, name)!r}; it takes {', '.join(allowed)}")
         if self.heads % self.kv_heads:
             raise ValueError(f"kv_heads is {self.kv_heads}, not a divisor of the {self.heads} query heads")
+        if self.batch * self.heads * max(self.length, self.kv_length) * self.head_dim > LARGEST:
+            sizes = ", ".join(f"{name} {getattr(self, name)}" for name in ("batch", "heads", "length", "kv_length", "head_dim"))
+            raise ValueError(f"a workload's sizes are {sizes}: more than a tensor can hold")
+        if self.device.partition(":")[0] == "meta":
+            raise ValueError(f"device is {self.device!r}, which computes nothing: there is no time to take")
         if self.launch == "graph" and not self.device.startswith("cuda"):
             raise ValueError(f"launch is 'graph', which is CUDA's, and the device is {self.device!r}")
         self._layout_parts()
@@ -123,7 +131,7 @@ class Workload:
                 raise ValueError(f"layout is {self.layout!r}; random takes a share from 0 to 1, such as random:0.25")
             return name, density
         if name == "sliding_window":
-            if not number.isdecimal():
+            if not (number.isascii() and number.isdecimal()):
                 raise ValueError(f"layout is {self.layout!r}; sliding_window takes a whole number of tokens, such as sliding_window:512")
             return name, float(number)
         if number:
@@ -201,8 +209,8 @@ class Workload:
 
 
 def _number_in(text: str) -> float:
-    """Not a number where there is none."""
+    """Not a number where there is none, or one that a command line could not hold."""
     try:
-        return float(text)
+        return float(text) if set(text) <= NUMERALS else float("nan")
     except ValueError:
         return float("nan")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ from attnzoo.backends.hopper.support import TRITONS
 from attnzoo.backends.hopper.tiles import ForwardTile, backward_tile, forward_tile, head_dim_pieces, padded_head_dim
 
 SCRIPT = Path(__file__).with_name("hopper_aot.py")
+PAGE = Path(__file__).parents[1] / "docs" / "hopper.md"
 REGISTERS = 65536
 SHARED_BYTES = 227 * 1024
 
@@ -68,7 +72,7 @@ def forward_counts(head_dim: int, variant: str) -> dict[str, int]:
     """The instructions that the schedule asks for."""
     tile = tile_of(head_dim, variant)
     loops = {"shifted": 2, "window": 3, "widewindow": 3}.get(variant, 1)  # of full blocks; of further cut ones; of those cut at the left
-    if variant.endswith("causal") and tile.rows_together > tile.block_kv:
+    if VARIANTS[variant].get("causal") and tile.rows_together > tile.block_kv:
         loops = 2  # the diagonal cuts more than one block
     scores = head_dim // 16 * (loops + 2)  # in a loop, for the first block, for the next tile's first
     products = tile.block_kv // 16 * (loops + 1)  # in a loop, for the last block
@@ -127,6 +131,22 @@ def test_problems_are_seen() -> None:
     counts = forward_counts(128, "dense") | {"HGMMA": 79, "UTMALDG": 8}
     facts = {"triton": "3.6.0", "serialised": ["C7511"], "spilled_bytes": 8, "shared_bytes": 232449, "counts": counts, "unset": ["UR16"]}
     assert len(problems_of("forward-128-dense", facts)) == 5, f"five things are wrong, found {problems_of('forward-128-dense', facts)}"
+
+
+def test_counts_follow_a_changed_tile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every causal kernel: with 64 keys a block the diagonal cuts two, which takes a second loop."""
+    monkeypatch.setitem(globals(), "forward_tile", lambda *_, **__: ForwardTile(64, 2, 4, 4))
+    assert forward_counts(128, "half") == forward_counts(128, "causal")
+    assert forward_counts(128, "causal")["HGMMA"] > forward_counts(128, "dense")["HGMMA"]
+
+
+def test_the_page_compiles_what_it_says() -> None:
+    """docs/hopper.md tells a newcomer what to run after a change of a tile: it must not leave out what compiles."""
+    (command,) = re.findall(r"^    pytest (.*test_hopper_aot.*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    listed = [sys.executable, "-m", "pytest", *command.split(), "--collect-only", "-q", "-p", "no:cacheprovider"]
+    found = subprocess.run(listed, cwd=PAGE.parents[1], capture_output=True, text=True, check=True).stdout
+    for test in ("test_hopper_aot.py::test_kernels_compile_tight[forward-128]", "test_hopper_sparse.py::test_kernels_compile_tight"):
+        assert test in found, f"pytest {command} does not select {test}"
 
 
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from attnzoo.frozen import quick_constructor
 from attnzoo.layout import BlockLayout
-from attnzoo.spec import AttentionSpec, is_negated
+from attnzoo.spec import SCORES, AttentionSpec, is_negated
 
 __all__ = ["AttentionInputs"]
 
@@ -67,7 +67,7 @@ class AttentionInputs:
             None if bias is None else _kernel_bias(bias, spec),
             q_ids,
             kv_ids,
-            None if sinks is None else _plain(sinks).contiguous(),
+            None if sinks is None else _within_scores(_plain(sinks), spec).contiguous(),
             _seed_tensor(dropout_seed, spec.device) if spec.dropout_p else None,
             layout,
         )
@@ -94,16 +94,19 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def _kernel_bias(bias: Tensor, spec: AttentionSpec) -> Tensor:
-    """4 dims; an fp64 bias within the range of fp32 scores, where a finite value would become infinite."""
+    """4 dims, within the range of the scores."""
     bias = _plain(bias)
-    if bias.ndim != 4:
-        bias = bias[None, None]
-    if bias.dtype != torch.float64 or spec.dtype == torch.float64:
-        return bias
-    limit = torch.finfo(torch.float32).max
-    is_beyond = (bias.abs() > limit) & bias.isfinite()
-    no_change = bias - bias.detach()  # 0, and the way of the gradient
-    return torch.where(is_beyond, bias.detach().clamp(-limit, limit) + no_change, bias)
+    return _within_scores(bias if bias.ndim == 4 else bias[None, None], spec)
+
+
+def _within_scores(tensor: Tensor, spec: AttentionSpec) -> Tensor:
+    """An fp64 bias or sink within the range of fp32 scores, where a finite value would become infinite."""
+    if tensor.dtype != torch.float64 or spec.dtype == torch.float64:
+        return tensor
+    limit = SCORES.max
+    is_beyond = (tensor.abs() > limit) & tensor.isfinite()
+    no_change = tensor - tensor.detach()  # 0, and the way of the gradient
+    return torch.where(is_beyond, tensor.detach().clamp(-limit, limit) + no_change, tensor)
 
 
 def _seed_tensor(seed: int | Tensor | None, device: torch.device) -> Tensor:

@@ -20,6 +20,9 @@ Shape4 = tuple[int, int, int, int]
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 ALIGNMENTS = ("top_left", "bottom_right")
+SCORES = torch.finfo(torch.float32)  # of every dtype but float64
+SOFTCAPS, SOFTCAPS_FP64 = (2.0**-100, 2.0**100), (2.0**-900, 2.0**900)
+"""Below, capped scores are 0 to any precision; above, none is changed; so quotients and products neither overflow nor vanish."""
 LARGEST_BOUND = 2**30  # of a window: no length reaches it, and sums with a position stay within 32 bits
 
 
@@ -31,14 +34,14 @@ class AttentionSpec:
         batch, q_heads, kv_heads, q_len, kv_len, head_dim, value_dim: sizes of `q (B, Hq, Sq, D)`,
             `k (B, Hkv, Skv, D)` and `v (B, Hkv, Skv, Dv)`. Without a query head there is no kv head either.
         dtype, device: of q, k and v, after autocast.
-        scale: factor of the scores, always a number.
+        scale: factor of the scores, always a number, which the scores' dtype can hold.
         causal: query i sees key j only if `j <= i + diagonal`.
         align: where the diagonal sits; None unless causal or window depends on it.
         window: `(left, right)`, each at most 2**30; None where unbounded on both sides.
         mask, bias: their shape as 4 dims, each 1 or full; None if not given.
         segments: whether segment ids are given.
         layout: the summary of the block layout, if one is given.
-        softcap: positive, or None.
+        softcap: positive, or None; None too where it is so large that it caps nothing.
         bias_dtype, sinks_dtype: dtypes of those inputs; None if not given.
         dropout_p: 0 to 1, 1 excluded.
         return_lse, deterministic: as in the call; deterministic also where torch asks for it.
@@ -160,7 +163,7 @@ class AttentionSpec:
             value_dim,
             dtype,
             q.device,
-            _check_scale(scale, head_dim),
+            _check_scale(scale, head_dim, dtype),
             causal,
             align,
             window,
@@ -169,7 +172,7 @@ class AttentionSpec:
             None if bias is None else bias.dtype,
             segment_ids is not None,
             None if layout is None else layout.summary,
-            None if softcap is None else _check_softcap(softcap),
+            None if softcap is None else _check_softcap(softcap, dtype),
             None if sinks is None else sinks.dtype,
             float(dropout_p),
             return_lse,
@@ -397,20 +400,25 @@ def _check_number(name: str, value: object, allowed: str) -> float:
         return math.inf
 
 
-def _check_scale(scale: object, head_dim: int) -> float:
+def _check_scale(scale: object, head_dim: int, dtype: torch.dtype) -> float:
     if scale is None:
         return head_dim**-0.5 if head_dim else 1.0
     number = _check_number("scale", scale, "a finite number, or None for head_dim ** -0.5")
     if not -math.inf < number < math.inf:  # math.isfinite can't be traced on a scale that changes
         raise ValueError(f"scale is {scale!r}; it takes a finite number, or None for head_dim ** -0.5")
-    return number
+    if dtype == torch.float64 or -SCORES.max <= number <= SCORES.max:
+        return number
+    return SCORES.max if number > 0 else -SCORES.max  # infinite, it would make a product of 0 not a number
 
 
-def _check_softcap(softcap: object) -> float:
+def _check_softcap(softcap: object, dtype: torch.dtype) -> float | None:
     number = _check_number("softcap", softcap, "a positive number, or None for none")
     if not 0.0 < number < math.inf:
         raise ValueError(f"softcap is {softcap!r}; it takes a positive finite number, or None for none")
-    return number
+    smallest, largest = SOFTCAPS_FP64 if dtype == torch.float64 else SOFTCAPS
+    if number > largest:
+        return None
+    return max(number, smallest)
 
 
 def _check_dropout(dropout_p: object, seed: object, device: torch.device) -> None:

@@ -186,13 +186,29 @@ def test_bias_of_the_lowest_number_gives_the_mean() -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("scale", [1e-50, 1e-42, 3e38])
+@pytest.mark.parametrize("scale", [1e-50, 1e-42, 3e38, 1e39])
 def test_scales_at_the_ends_of_fp32(scale: float) -> None:
     """A score of -inf times a scale that became 0, or 0 times one that became infinite, is not a number."""
     q, k, v = qkv()
-    tensors = [q * (1e-38 if scale > 1 else 1.0), k, v]
+    tensors = [q * (0.0 if scale > 3.4e38 else 1e-38 if scale > 1 else 1.0), k, v]
     assert_matches_naive(tensors, wanted=("v",), scale=scale)
     assert_matches_naive(tensors, wanted=("v",), scale=scale, causal=True, align="top_left")
+
+
+@interpreted
+@pytest.mark.parametrize("softcap", [1e-50, 1e39])
+def test_soft_caps_beyond_the_ends_of_fp32(softcap: float) -> None:
+    q, k, v = qkv(q_len=20)
+    assert_matches_naive([q * (normal(1, 2, 20, 1, seed=5) > 0), k, v], softcap=softcap)
+
+
+@interpreted
+@pytest.mark.parametrize("sink", [1e300, -1e300])
+def test_sinks_of_float64_beyond_fp32(sink: float) -> None:
+    q, k, v = [tensor.float() for tensor in qkv(q_len=20, kv_len=12)]
+    options = {"sinks": torch.tensor([sink, 0.5], dtype=torch.float64), "causal": True, "align": "bottom_right"}
+    for found, expected in zip(Flash().attend(*described(q, k, v, **options)), Naive().attend(*described(q, k, v, **options))):
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
 @interpreted

@@ -324,3 +324,51 @@ def test_the_most_negative_float64_is_arithmetic_in_float32_too(backend):
     hidden = torch.zeros(4, 4, dtype=torch.float64)
     hidden[:, 3] = -torch.inf
     assert torch.allclose(attnzoo.attention(q, k, v, bias=hidden, backend=backend), torch.ones(1, 1, 4, 1))
+
+
+def ends_of_fp32(length=6, dim=4):
+    """q, k and v of which some scores are exactly 0."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = [torch.randn(1, 2, length, dim, generator=generator) for _ in range(3)]
+    q[:, :, :2] = 0.0
+    return q, k, v
+
+
+@pytest.mark.parametrize("softcap", [1e-320, 1e-50, 1e-40, 1e20, 1e38, 1e39, 1e300])
+def test_soft_caps_beyond_the_ends_of_fp32(softcap, backend):
+    """As a quotient's divisor they would be 0 or infinite there, and a score of 0 not a number."""
+    inputs = ends_of_fp32()
+    leaves = [tensor.clone().requires_grad_() for tensor in inputs], [tensor.double().requires_grad_() for tensor in inputs]
+    found, truth = [attnzoo.attention(*tensors, softcap=softcap, backend=backend, causal=True) for tensors in leaves]
+    torch.testing.assert_close(found.double(), truth, atol=1e-5, rtol=1e-5)
+    for one, other in zip(torch.autograd.grad(found.sum(), leaves[0]), torch.autograd.grad(truth.sum(), leaves[1])):
+        torch.testing.assert_close(one.double(), other, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-320, 1e-50, 3e38, 1e39, -1e300])
+def test_scales_beyond_the_ends_of_fp32(scale, backend):
+    q, k, v = ends_of_fp32(length=20, dim=8)
+    if abs(scale) < 1e39:
+        q *= 1e-38
+    else:
+        q.zero_()
+    found = attnzoo.attention(q, k, v, scale=scale, backend=backend, causal=True)
+    truth = attnzoo.attention(q.double(), k.double(), v.double(), scale=scale, backend=backend, causal=True)
+    torch.testing.assert_close(found.double(), truth, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("sink", [1e39, 1e300, -1e39, -1e300])
+def test_sinks_of_float64_beyond_fp32_are_arithmetic(sink, backend):
+    q, k, v = ends_of_fp32()
+    sinks = torch.tensor([sink, 0.5], dtype=torch.float64, requires_grad=True)
+    o, lse = attnzoo.attention(
+        q, k[:, :, :4], v[:, :, :4], sinks=sinks, causal=True, align="bottom_right", return_lse=True, backend=backend
+    )
+    double = q.double(), k[:, :, :4].double(), v[:, :, :4].double()
+    truth, _ = attnzoo.attention(*double, sinks=sinks, causal=True, align="bottom_right", return_lse=True, backend=backend)
+    torch.testing.assert_close(o.double(), truth, atol=1e-5, rtol=1e-5)
+    largest = torch.finfo(torch.float32).max
+    assert lse[0, 0, 0] == math.copysign(largest, sink), "a row that sees no key has the sink as its lse"
+    (grad,) = torch.autograd.grad(lse[0, 0, 0] + o.sum(), sinks, retain_graph=True)
+    assert grad.isfinite().all(), f"the gradient of the sinks is {grad}"
+    torch.testing.assert_close(grad, torch.autograd.grad(truth.sum(), sinks)[0] + torch.tensor([1.0, 0.0]).double(), atol=1e-5, rtol=1e-5)

@@ -11,6 +11,9 @@ from attnzoo.dropout import dropout_keep
 from attnzoo.layouts.build import partial_blocks
 from attnzoo.masks import keep_mask, tile_of
 
+LARGEST_ALPHA = 2.0**32
+"""A factor beyond this is not left to a matrix product, which may bring it to an operand first and overflow."""
+
 
 class TileBuffer:
     """One allocation that every tile of a pass is written to."""
@@ -20,6 +23,8 @@ class TileBuffer:
 
     def product(self, a: Tensor, b: Tensor, scale: float) -> Tensor:
         """`scale * a @ b`, batched, in the buffer."""
+        if abs(scale) > LARGEST_ALPHA:
+            return self.product(a, b, 1.0).mul_(scale)
         shape = (a.shape[0], a.shape[1], b.shape[2])
         size = shape[0] * shape[1] * shape[2]
         if self._flat is None or self._flat.numel() < size:

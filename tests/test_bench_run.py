@@ -41,8 +41,14 @@ FAULTS = """
                 raise ZeroDivisionError("divided by nothing")
             if self.name == "greedy":
                 torch.empty(2**50)
+            if self.name == "writing":
+                inputs.q.data.zero_()
+            if self.name == "shouting":
+                raise ValueError("\\x1b[31mred \\udcff")
             o, lse = super().attend(spec, inputs)
             self.calls = getattr(self, "calls", 0) + 1
+            if self.name == "later" and self.calls > 2:
+                inputs.v.data.zero_()
             if self.name == "wide":
                 o = o.double()
             return (o * 1.01 if self.name == "wrong" or (self.name == "late" and self.calls > 2) else o), lse
@@ -50,7 +56,7 @@ FAULTS = """
         def unsupported_reasons(self, spec):
             return ["it is tired"] if self.name == "tired" else []
 """
-NAMES = ("crashing", "raising", "greedy", "wrong", "late", "wide", "tired")
+NAMES = ("crashing", "raising", "greedy", "wrong", "late", "wide", "tired", "writing", "later", "shouting")
 
 
 def quiet(workload, step, finished):
@@ -84,6 +90,9 @@ def test_every_fault_has_its_status_and_costs_its_own_cells(faulty, tmp_path):
             "late": "wrong",
             "wide": "wrong",
             "tired": "unsupported",
+            "writing": "wrong",
+            "later": "wrong",
+            "shouting": "error",
         }, status
     detail = {name: found[SMALL.id, name].detail for name in NAMES}
     assert "exited with code 3" in detail["crashing"], detail
@@ -92,6 +101,9 @@ def test_every_fault_has_its_status_and_costs_its_own_cells(faulty, tmp_path):
     assert detail["late"].startswith("when timed, unlike the first call: "), detail
     assert detail["wide"] == "o is torch.float64, q is torch.float32", detail
     assert detail["tired"] == "it is tired", detail
+    assert detail["writing"] == "it wrote to q", detail
+    assert detail["later"] == "when timed, unlike the first call: it wrote to v", detail
+    assert detail["shouting"] == "ValueError: ?[31mred ?", detail
     timed = found[SMALL.id, "naive"]
     assert len(timed.rounds) == 2, timed
     assert timed.peak is not None

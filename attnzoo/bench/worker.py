@@ -36,7 +36,7 @@ from attnzoo.inputs import AttentionInputs
 from attnzoo.layout import BlockLayout
 from attnzoo.registry import default, reasons_against
 from attnzoo.spec import AttentionSpec
-from attnzoo.testing.failure import ConformanceError
+from attnzoo.testing.failure import ConformanceError, require
 
 __all__ = ["Prepared", "Worker"]
 
@@ -57,13 +57,14 @@ class Prepared:
     v: Tensor
     grad_o: Tensor
     layout: BlockLayout | None
+    sums: dict[str, Tensor]
 
     @classmethod
     def of(cls, backend: Backend, workload: Workload) -> Prepared:
         q, k, v, grad_o = workload.tensors()
         layout = workload.block_layout(q.device)
         spec = AttentionSpec.of(q, k, v, layout=layout, **workload.call_options())
-        return cls(backend, workload, spec, q, k, v, grad_o, layout)
+        return cls(backend, workload, spec, q, k, v, grad_o, layout, sums_of({"q": q, "k": k, "v": v, "grad_o": grad_o}))
 
     def forward(self) -> Tensor:
         inputs = AttentionInputs.of(self.spec, self.q, self.k, self.v, layout=self.layout)
@@ -99,8 +100,15 @@ class Prepared:
 
     def assert_right(self, found: dict[str, Tensor]) -> None:
         """Judge o, dq, dk, dv, or some of them; raises ConformanceError."""
+        self.assert_inputs_unwritten()
         inputs = {"q": self.q, "k": self.k, "v": self.v, "grad_o": self.grad_o}
         assert_right(self.workload, self.spec, inputs, self.layout, found)
+
+    def assert_inputs_unwritten(self) -> None:
+        """Results of inputs that a backend changed would be right for those; raises ConformanceError."""
+        now = sums_of({"q": self.q, "k": self.k, "v": self.v, "grad_o": self.grad_o})
+        written = [name for name, total in self.sums.items() if total != now[name]]
+        require(not written, f"it wrote to {', '.join(written)}")
 
     def times(self, seconds: float) -> tuple[list[float], dict[str, Tensor]]:
         """Milliseconds of each call, and what one more of them gives."""
@@ -132,6 +140,12 @@ class Prepared:
             return o, self.backward(o) if self.workload.direction != "forward" else ()
 
         return peak_bytes(call, self.spec.device)
+
+
+def sums_of(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Of each tensor's bits, which a write changes as good as always."""
+    as_ints = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return {name: tensor.detach().view(as_ints[tensor.element_size()]).sum(dtype=torch.int64) for name, tensor in tensors.items()}
 
 
 @contextlib.contextmanager
@@ -188,10 +202,10 @@ class Worker:
         """What was timed is what was judged, bit for bit, or is judged again: a graph's replay, or a call that others preceded."""
         assert self.prepared is not None
         changed = {name: tensor for name, tensor in self.timed.items() if not torch.equal(tensor, self.judged[name])}
-        if not changed:
-            return
         try:
-            self.prepared.assert_right(changed)
+            self.prepared.assert_inputs_unwritten()
+            if changed:
+                self.prepared.assert_right(changed)
         except ConformanceError as error:
             raise ConformanceError(f"when timed, unlike the first call: {error}") from None
 
@@ -216,7 +230,8 @@ class Worker:
 
 def _first_line(error: BaseException) -> str:
     lines = [line for line in in_words(error).splitlines() if line.strip()]
-    return lines[0][:300] if lines else type(error).__name__
+    first = lines[0][:300] if lines else type(error).__name__
+    return "".join(letter if letter.isprintable() else "?" for letter in first)
 
 
 def limit_memory() -> None:

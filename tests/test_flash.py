@@ -414,6 +414,17 @@ def test_small_forwards_stay_off_the_hopper_kernels(batch: int, length: int, dim
         assert is_small(AttentionSpec.of(q, q, q)) is expected
 
 
+def test_the_page_says_how_often_the_choice_is_the_slower_kernel() -> None:
+    measured = json.loads((RESULTS / "flash.json").read_text())["route"]
+    losses = [call[call["chosen"]] / min(call["hopper"], call["portable"]) - 1 for call in measured]
+    slower = [loss for loss in losses if loss > 0]
+    said = f"both on {len(measured)} small calls; the choice is the slower one in {len(slower)}, by {max(slower):.0%} at most"
+    first = measured[0]
+    page = " ".join((RESULTS.parents[2] / "docs" / "flash.md").read_text().split())
+    assert said in page, f"docs/flash.md does not say: {said}"
+    assert f"({first['portable']:.1f} against {first['hopper']:.1f} us)" in page
+
+
 def test_notes_say_which_kernel_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, _ = described(*[tensor.half().requires_grad_() for tensor in qkv()], softcap=3.0)
     spec = dataclasses.replace(spec, device=torch.device("cuda", 0))

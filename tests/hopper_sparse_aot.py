@@ -29,6 +29,7 @@ LAYOUTS = {
     "causal": lambda: layouts.causal(LENGTH),
     "bits": lambda: BlockLayout.from_dense(torch.rand(LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.5),
     "documents": lambda: layouts.documents([300, 724]),
+    "packed": lambda: layouts.documents([300, 724], causal=True),
 }
 
 

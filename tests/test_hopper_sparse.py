@@ -24,16 +24,24 @@ PROCESSES = (  # one process a line
     ("forward-128-random", "forward-128-causal", "forward-128-documents"),
     ("forward-64-narrow", "forward-64-bits", "backward-64-random", "backward-64-bits"),
     ("backward-128-random", "backward-128-causal", "backward-128-documents"),
+    ("forward-128-packed", "forward-64-packed", "backward-64-packed"),
+    ("backward-128-packed", "backward-64-causal", "backward-64-documents"),
 )
 
 # Bytes that may spill, written and read: where partial blocks are tested, and in the producer that describes them.
 SPILLS = {
     "forward-128-causal": 24,
     "forward-128-documents": 204,
+    "forward-128-packed": 828,
+    "forward-64-packed": 32,
     "backward-64-bits": 300,
+    "backward-64-causal": 236,
+    "backward-64-documents": 1200,
+    "backward-64-packed": 1720,
     "backward-128-random": 8,
     "backward-128-causal": 292,
     "backward-128-documents": 672,
+    "backward-128-packed": 720,
 }
 LATER_SPILLS = 160  # what other versions of Triton may add; the kernels are served under 3.6 alone
 

@@ -67,6 +67,31 @@ def test_what_does_not_fit_is_said_at_once(bench, saved, tmp_path, arguments, pa
     assert part in err, err
 
 
+@pytest.mark.parametrize("option", ["--output", "--page", "--plots"])
+def test_what_can_not_be_written_is_said_before_anything_is_measured(bench, monkeypatch, option, tmp_path):
+    def refused(**where):
+        raise PermissionError(13, "Permission denied", str(where["dir"]))
+
+    monkeypatch.setattr("tempfile.TemporaryFile", refused)
+    code, out, err = bench("--length", 64, option, tmp_path / "new")
+    assert (code, out) == (2, ""), err
+    assert err.startswith("error: [Errno 13] Permission denied"), err
+
+
+def test_a_page_that_can_not_be_written_ends_in_a_line(bench, saved, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib", reason="needs matplotlib")
+
+    def full(self, *args, **kwargs):
+        raise OSError(28, "No space left on device", str(self))
+
+    old = saved("old.json", naive=1.0)
+    monkeypatch.setattr("pathlib.Path.write_text", full)
+    code, out, err = bench("--load", old, "--page", tmp_path / "page.html")
+    assert code == 2, err
+    assert "naive" in out, "what was measured is shown all the same"
+    assert err.startswith("error: [Errno 28] No space left on device"), err
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -227,6 +227,34 @@ def test_a_run_that_is_cut_off_is_resumed(tmp_path):
     assert len(Results.read(path).cells) == 4
 
 
+def test_two_runs_into_one_file_lose_no_cell_of_the_first(tmp_path):
+    path = tmp_path / "out.json"
+    first, second = Results({}, path=path), Results({}, path=path)
+    first.claim()
+    with pytest.raises(ValueError, match="was written by another process"):
+        second.claim()
+    run(Matrix((SMALL,)), {"a": Fake("a")}, first, quiet)
+    resumed = Results.read(path)
+    resumed.add(())
+    with pytest.raises(ValueError, match="was written by another process"):
+        first.add(())
+    assert [cell.key for cell in Results.read(path).cells] == [(SMALL.id, "a")]
+    assert [file.name for file in tmp_path.iterdir()] == ["out.json"], "a draft is left behind"
+
+
+def test_a_file_that_got_no_cell_is_removed(tmp_path):
+    path = tmp_path / "out.json"
+    empty = Results({}, path=path)
+    empty.claim()
+    assert Results.read(path).cells == []
+    empty.drop_claim()
+    assert not path.exists()
+    kept = Results({}, path=path)
+    run(Matrix((SMALL,)), {"a": Fake("a")}, kept, quiet)
+    kept.drop_claim()
+    assert path.exists()
+
+
 def test_a_workload_runs_on_the_backends_that_it_names():
     results = Results({})
     matrix = Matrix((SMALL, dataclasses.replace(SMALL, length=8)), rounds=3, only={SMALL.id: ("b",)})

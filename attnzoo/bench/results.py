@@ -105,6 +105,7 @@ class Results:
     settings: dict[str, Any] = field(default_factory=dict)
     cells: list[Cell] = field(default_factory=list)
     path: Path | None = None
+    _written: tuple[int, ...] | None = field(default=None, init=False, compare=False)
 
     @classmethod
     def read(cls, path: Path) -> Results:
@@ -116,7 +117,9 @@ class Results:
             for name, kind in (("machine", dict), ("settings", dict), ("cells", list)):
                 if not isinstance(data[name], kind):
                     raise ValueError(f"its {name} is no {kind.__name__}")
-            return cls(data["machine"], data["settings"], [Cell.from_dict(cell) for cell in data["cells"]], path)
+            found = cls(data["machine"], data["settings"], [Cell.from_dict(cell) for cell in data["cells"]], path)
+            found._written = _state(path)
+            return found
         except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} holds no results of attnzoo bench: {type(error).__name__}: {error}") from None
 
@@ -139,13 +142,30 @@ class Results:
         return [f"another {name}: {ours}, here {theirs}" for name, (ours, theirs) in pairs.items() if ours != theirs]
 
     def add(self, cells: Iterable[Cell]) -> None:
-        """Keep finished cells, and write the file anew: killed at any moment, it is the one before or the one after."""
+        """Keep finished cells, and write the file anew: killed at any moment, it is the one before or the one after.
+
+        Raises:
+            OSError: it can't be written.
+            ValueError: another process wrote it since, whose cells would be lost.
+        """
         self.cells += cells
         if self.path is None:
             return
-        draft = self.path.with_name(self.path.name + ".part")
+        if _state(self.path) != self._written:
+            raise ValueError(f"{self.path} was written by another process; these results are not added to it")
+        draft = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")
         draft.write_text(self.to_json(), encoding="utf-8")
         os.replace(draft, self.path)
+        self._written = _state(self.path)
+
+    def claim(self) -> None:
+        """Write the file before there is a cell: another run sees it, and one that could not be written is known at once."""
+        self.add(())
+
+    def drop_claim(self) -> None:
+        """Remove a file that got no cell."""
+        if self.path is not None and not self.cells and self._written is not None and _state(self.path) == self._written:
+            self.path.unlink()
 
     def to_dict(self) -> dict[str, Any]:
         cells = [cell.to_dict() for cell in self.cells]
@@ -177,3 +197,12 @@ class Results:
             return None
         pairs: Sequence[tuple[float, float]] = list(zip(other.rounds, cell.rounds))
         return statistics.median(theirs / ours for theirs, ours in pairs)
+
+
+def _state(path: Path) -> tuple[int, ...] | None:
+    """What changes when a file is replaced; None where there is none."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size

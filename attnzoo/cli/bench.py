@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -108,10 +109,12 @@ def bench(
         else:
             asked = _matrix(matrix, quick, given, device, {name: value for name, value in settings.items() if value is not None})
             results = _run(asked, output, resume)
-    except ValueError as error:
+        _report(results, old, page, plots, form)
+    except BrokenPipeError:
+        raise
+    except (ValueError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
-    _report(results, old, page, plots, form)
 
 
 def _matrix(path: Path | None, quick: bool, given: dict[str, Any], device: str | None, settings: dict[str, Any]) -> Matrix:
@@ -164,8 +167,12 @@ def _run(matrix: Matrix, output: Path | None, resume: bool) -> Results:
         raise ValueError(f"no workload is for {', '.join(taking_part)}" if taking_part else f"no backend takes {device}")
     base = matrix.relative_to or next((name for name in ("sdpa", "naive") if name in taking_part), next(iter(taking_part)))
     results.settings = {"rounds": matrix.rounds, "seconds": matrix.seconds, "relative_to": base}
-    with progress_bar(cells) as progress:
-        run(matrix, taking_part, results, progress)
+    results.claim()
+    try:
+        with progress_bar(cells) as progress:
+            run(matrix, taking_part, results, progress)
+    finally:
+        results.drop_claim()
     return results
 
 
@@ -248,3 +255,8 @@ def _require_folders(output: Path | None, page: Path | None, plots: Path | None)
             raise ValueError(f"{file} is a folder; it takes a file")
     if plots is not None and plots.exists() and not plots.is_dir():
         raise ValueError(f"{plots} is a file; --plots takes a folder")
+    if plots is not None:
+        plots.mkdir(parents=True, exist_ok=True)
+    for folder in {output and output.parent, page and page.parent, plots} - {None}:
+        with tempfile.TemporaryFile(dir=folder):
+            pass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import statistics
@@ -151,6 +152,10 @@ class Results:
         self.cells += cells
         if self.path is None:
             return
+        if self._written is None:
+            with contextlib.suppress(FileExistsError):  # of two that start at one time, one makes it
+                self.path.open("x").close()
+                self._written = _state(self.path)
         if _state(self.path) != self._written:
             raise ValueError(f"{self.path} was written by another process; these results are not added to it")
         draft = self.path.with_name(f"{self.path.name}.{os.getpid()}.part")

@@ -258,5 +258,8 @@ def _require_folders(output: Path | None, page: Path | None, plots: Path | None)
     if plots is not None:
         plots.mkdir(parents=True, exist_ok=True)
     for folder in {output and output.parent, page and page.parent, plots} - {None}:
-        with tempfile.TemporaryFile(dir=folder):
-            pass
+        try:
+            with tempfile.TemporaryFile(dir=folder):
+                pass
+        except OSError as error:
+            raise ValueError(f"nothing can be written in {folder}: {error.strerror}") from None

@@ -12,6 +12,7 @@ from mutants.table import REGENERATE, caught, cells, committed
 
 from attnzoo.testing.budget import assert_lse_within_budget
 from attnzoo.testing.case import Case, Outcome, run_case
+from attnzoo.testing.cases import CASES as ALL_CASES
 from attnzoo.testing.failure import ConformanceError
 from attnzoo.testing.oracle import Results, Truth
 from attnzoo.testing.problem import Problem, Table
@@ -42,6 +43,38 @@ def test_a_mutant_is_caught_as_the_table_says(mutant):
 def test_a_mutant_passes_what_its_fault_does_not_touch(mutant):
     for case in cases_of(mutant.passes):
         assert run_case(Subject(mutant()), case, "cpu") == Outcome("passed")
+
+
+UNSEEN = {
+    "compiled": "takes an installed backend",
+    "compiled_for_other_memory": "takes an installed backend",
+    "compiled_for_other_sizes": "takes an installed backend",
+    "named_without_gpu": "takes an installed backend",
+    "without_triton": "takes an installed backend",
+    "unclaimed_device": "the original claims them all; a test below has one that does not",
+}
+"""Check -> why no mutant can show that it fails."""
+
+
+def test_every_check_catches_a_mutant():
+    """One that could not fail would prove nothing; what is malformed is refused before a backend sees it."""
+    caught = {case.check for mutant in MUTANTS for glob in mutant.caught_by for case in cases_of(glob)}
+    here = {case.check for case in ALL_CASES if case.device == "" and not case.check.startswith("reject ")}
+    assert here - caught == UNSEEN.keys()
+
+
+def test_tensors_on_a_device_that_is_not_claimed_must_be_refused():
+    class OnCPU(Mutant, abstract=True):
+        capabilities = replace(Reference.capabilities, devices={"cpu"})
+
+    class Anywhere(OnCPU, abstract=True):
+        def unsupported_reasons(self, spec):
+            return []
+
+    (case,) = cases_of("T28-unclaimed-device")
+    assert run_case(Subject(OnCPU()), case, "cpu") == Outcome("passed")
+    with pytest.raises(ConformanceError, match="doesn't claim tensors on meta, but served it"):
+        run_case(Subject(Anywhere()), case, "cpu")
 
 
 def test_the_table_names_every_mutant_and_no_other():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 
 import torch
@@ -145,3 +146,17 @@ class GivenSeedAdvancesGenerator(Mutant):
         if spec.dropout_p:
             torch.randint(2**31, (1,))
         return spec, inputs
+
+
+class SeedCountsCalls(Mutant):
+    """Every forward takes the next seed, so that one that is computed again drops other elements."""
+
+    caught_by = ("T22-checkpointed-fp32", "T22-checkpointed-fp16")
+
+    def __init__(self):
+        super().__init__()
+        self.calls = itertools.count()
+
+    def attend(self, spec, inputs):
+        seed = inputs.dropout_seed
+        return super().attend(spec, inputs if seed is None else replace(inputs, dropout_seed=seed + next(self.calls)))

@@ -21,7 +21,7 @@ class BackwardMutant(Mutant, abstract=True):
 class BackwardAlwaysCausal(BackwardMutant):
     """The backward is causal whatever the call says."""
 
-    caught_by = ("T24-backward-parity-plain-fp32", "T24-backward-parity-mask-fp16")
+    caught_by = ("T24-backward-parity-plain-fp32", "T24-backward-parity-mask-fp16", "T33-autocast-plain-fp16")
     passes = "T24-backward-parity-causal-fp32"
 
     def misread_backward(self, spec, inputs):
@@ -86,7 +86,7 @@ class BackwardIgnoresSegments(BackwardMutant):
 class BackwardIgnoresLayout(BackwardMutant):
     """The backward ignores the layout."""
 
-    caught_by = ("T24-backward-parity-layout-fp32", "T23-random-16x16")
+    caught_by = ("T24-backward-parity-layout-fp32", "T23-random-16x16", "T23-relation-mask-random-fp32")
 
     def misread_backward(self, spec, inputs):
         return spec, replace(inputs, layout=None)
@@ -143,7 +143,7 @@ class GradientMutant(Mutant, abstract=True):
 class OnePercentOfDK(GradientMutant):
     """dK is 1% too large."""
 
-    caught_by = ("T24-backward-parity-plain-fp32", "T24-backward-parity-plain-fp16")
+    caught_by = ("T24-backward-parity-plain-fp32", "T24-backward-parity-plain-fp16", "T05-freed-blocks-plain")
     passes = PLAIN_FORWARD
 
     def spoil(self, spec, inputs, grads):
@@ -173,7 +173,7 @@ class DeltaForgotten(Mutant):
 class UpstreamGradientOfOnes(Mutant):
     """The gradient of o is taken to be 1, as a test with sum() would not notice."""
 
-    caught_by = ("T24-linear-in-gradient-plain-fp32", "T09-gradient-transpose-fp32", "T09-gradient-mean-fp32")
+    caught_by = ("T24-linear-in-gradient-plain-fp32", "T09-gradient-transpose-fp32", "T09-gradient-mean-fp32", "T24-accumulates-plain")
     passes = "T09-gradient-sum-fp32"
 
     def backward(self, spec, inputs, o, lse, grad_o, grad_lse):

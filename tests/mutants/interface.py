@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import torch
@@ -17,7 +18,7 @@ CAPABILITIES = Reference.capabilities
 class ServesWhatItDoesNotClaim(Mutant):
     """softcap is not claimed, and not refused."""
 
-    caught_by = ("T32-claim-softcap-forward", "T32-claim-softcap-backward")
+    caught_by = ("T32-claim-softcap-forward", "T32-claim-softcap-backward", "T32-all-reasons-forward")
     capabilities = replace(CAPABILITIES, forward=CAPABILITIES.forward - {"softcap"}, backward=CAPABILITIES.backward - {"softcap"})
 
     def unsupported_reasons(self, spec):
@@ -146,3 +147,58 @@ class SinksAdvanceGenerator(Mutant):
         if inputs.sinks is not None:
             torch.rand(1)
         return super().sinks(spec, inputs)
+
+
+class ServesAnyHeadDim(Mutant):
+    """Head dims up to 64 are claimed, and wider ones served as well."""
+
+    caught_by = ("T11-claimed-head-dims",)
+    capabilities = replace(CAPABILITIES, head_dims=(1, 64))
+
+    def unsupported_reasons(self, spec):
+        return []
+
+
+class ServesAnyDType(Mutant):
+    """float64 is not claimed, and not refused."""
+
+    caught_by = ("T32-unclaimed-dtype",)
+    capabilities = replace(CAPABILITIES, dtypes=CAPABILITIES.dtypes - {torch.float64})
+
+    def unsupported_reasons(self, spec):
+        return []
+
+
+class NameOfTwoWords(Mutant):
+    """The name holds a blank."""
+
+    caught_by = ("T31-declaration",)
+
+    def __init__(self):
+        super().__init__()
+        self.name = "two words"
+
+
+class InferenceForgetsCausal(Mutant):
+    """A faster path for inference_mode leaves out causal."""
+
+    caught_by = ("T15-inference_mode-causal",)
+    passes = "T15-no_grad-causal"
+
+    def misread(self, spec, inputs):
+        return replace(spec, causal=spec.causal and not torch.is_inference_mode_enabled()), inputs
+
+
+class NoOtherThreads(Mutant):
+    """What a first call prepared is known to its own thread alone."""
+
+    caught_by = ("T29-threads-plain", "T29-threads-layout")
+
+    def __init__(self):
+        super().__init__()
+        self.prepared = threading.local()
+        self.prepared.is_done = True
+
+    def forward(self, spec, inputs):
+        assert self.prepared.is_done
+        return super().forward(spec, inputs)

@@ -114,7 +114,7 @@ class LayoutOfFirstBatch(Mutant):
 class TailBlockRowDropped(Mutant):
     """The last block row, if it is cut, is not computed."""
 
-    caught_by = ("T23-all-20x24", "T23-random-16x16")
+    caught_by = ("T23-all-20x24", "T23-random-16x16", "T23-relation-full-fp32")
     passes = "T32-claim-layout-backward"
 
     def blocks(self, inputs):

@@ -137,7 +137,7 @@ class MaskInverted(Mutant):
 class MaskOfFirstBatch(Mutant):
     """Every batch entry reads the mask of the first."""
 
-    caught_by = ("T17-mask-b11k-fp32", "T17-mask-bhqk-bf16")
+    caught_by = ("T17-mask-b11k-fp32", "T17-mask-bhqk-bf16", "T10-relation-batch-of-one-fp32")
     passes = "T17-mask-1hqk-fp32"
 
     def mask(self, spec, mask):
@@ -213,7 +213,7 @@ class BiasOfFirstHeadForOneQuery(Mutant):
 class SegmentsIgnored(Mutant):
     """segment_ids have no effect."""
 
-    caught_by = ("T32-claim-segments-forward", "T18-segments-fp32")
+    caught_by = ("T32-claim-segments-forward", "T18-segments-fp32", "T32-rules-reach-the-result")
 
     def misread(self, spec, inputs):
         return replace(spec, segments=False), replace(inputs, q_segment_ids=None, kv_segment_ids=None)

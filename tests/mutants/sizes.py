@@ -12,7 +12,7 @@ from .mutant import PLAIN_FORWARD, Mutant
 class TailKeysSkipped(Mutant):
     """Keys beyond the last whole tile of 16 are left out."""
 
-    caught_by = ("T10-length-17-full-fp32", "T10-lengths-16x17-fp16")
+    caught_by = ("T10-length-17-full-fp32", "T10-lengths-16x17-fp16", "T14-relation-permutation_of_keys-fp32")
 
     def band(self, spec, inputs):
         return super().band(spec, inputs) & (torch.arange(spec.kv_len) < spec.kv_len // 16 * 16)
@@ -32,7 +32,7 @@ class TailQueriesSkipped(Mutant):
 class TailKeysUnmasked(Mutant):
     """The keys that pad the last tile of 16 have score 0 and take part in the sum."""
 
-    caught_by = ("T10-length-17-full-fp32", "T10-short-15")
+    caught_by = ("T10-length-17-full-fp32", "T10-short-15", "T14-relation-value_is_linear-fp32")
 
     def softmax(self, spec, inputs, scores):
         padded = torch.nn.functional.pad(scores, (0, -scores.shape[-1] % 16))

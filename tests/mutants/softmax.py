@@ -99,7 +99,7 @@ class EmptyRowIsMean(Mutant):
 class EmptyRowGradientIsNaN(Mutant):
     """The backward doesn't set P to 0 after exp where a row has no key: exp(-inf + inf)."""
 
-    caught_by = ("T01-bool-fp32", "T01-row-outside-loss-mask")
+    caught_by = ("T01-bool-fp32", "T01-row-outside-loss-mask", "T01-row-deleted-mask-fp32")
 
     def probabilities(self, spec, inputs, scores, lse):
         return torch.exp(scores - lse[..., None])

@@ -123,7 +123,7 @@ class SoftcapBeforeScale(Mutant):
 class BiasScaled(Mutant):
     """The bias is added before the scale."""
 
-    caught_by = ("T32-claim-bias-forward", "T16-bias-qk-fp32")
+    caught_by = ("T32-claim-bias-forward", "T16-bias-qk-fp32", "T03-relation-shift")
 
     def misread(self, spec, inputs):
         return spec, inputs if inputs.bias is None else replace(inputs, bias=inputs.bias * spec.scale)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
 import torch
+from rich.console import Console
 
 from attnzoo.backends.tiled import Tiled
+from attnzoo.cli.trace import sections
 from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
+from attnzoo.tables import rich_table
 from attnzoo.walkthrough import SIZES, walk
 
 
@@ -36,3 +41,16 @@ def test_the_numbers_of_a_step_follow_from_the_one_before():
     assert second.rescale is not None
     torch.testing.assert_close(second.rescale, torch.exp(first.m - second.m))
     torch.testing.assert_close(second.l, first.l * second.rescale + torch.exp(second.scores - second.m[:, None]).sum(-1))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("width", [80, 116, 160])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_row_is_a_line_from_80_columns_on(width, causal, seed):
+    for section in sections(walk(causal=causal, seed=seed), width):
+        out = io.StringIO()
+        Console(file=out, width=width).print(rich_table(section.columns, section.rows))
+        lines = out.getvalue().splitlines()
+        head = max(column.count("\n") + 1 for column in section.columns)
+        assert len(lines) == head + 1 + len(section.rows), out.getvalue()
+        assert all(len(line) <= width for line in section.title.splitlines()), section.title

@@ -88,6 +88,12 @@ class ElementRule:
         return ElementRule(self.band, segments, None if self.bits is None else _copy(self.bits))
 
 
+def check_block_count(count: int) -> None:
+    """Makers ask before they make so many."""
+    if count > MOST_BLOCKS:
+        raise ValueError(f"the layout has {count} blocks; it takes at most {MOST_BLOCKS}: take larger blocks")
+
+
 def _has_address(tensor: Tensor) -> bool:
     """Not so of meta tensors, of subclasses, and of what a transform of torch.func has wrapped."""
     return type(tensor) is Tensor and not tensor.is_meta and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
@@ -167,8 +173,7 @@ class BlockLayout:
         facts = " ".join(str(fact) for fact in (*sizes, int(rule.segments is not None), *band))
         object.__setattr__(self, "facts", facts)
         blocks = (len(full.indices), len(partial.indices))
-        if sum(blocks) > MOST_BLOCKS:
-            raise ValueError(f"the layout has {sum(blocks)} blocks; it takes at most {MOST_BLOCKS}: take larger blocks")
+        check_block_count(sum(blocks))
         summary = LayoutSummary(self.batch, self.heads, self.block_q, self.block_kv, *blocks, rule.parts)
         object.__setattr__(self, "summary", summary)  # not a cached_property: its lock stops torch.compile
         if not torch.compiler.is_compiling() and _has_address(full.offsets):

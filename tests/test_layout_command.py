@@ -72,6 +72,10 @@ def test_table_ends_with_the_picture(run):
         (["butterfly", "--reach", "-1"], "error: reach is -1; it takes at least 0"),
         (["bigbird", "--random-blocks", "-1"], "error: random_blocks is -1"),
         (["documents", "--documents", "700,300", "--block", "128,64"], "error: block is (128, 64)"),
+        (["documents", "--documents", "700,300", "--seq", "1024"], "error: --seq is 1024; the documents have 1000 tokens"),
+        (["documents", "--documents", "700,300", "--kv-len", "10"], "error: --kv-len is 10; the documents have 1000 tokens"),
+        (["sliding_window", "--window", "1,2,3"], "error: window is (1, 2, 3); it takes (left, right)"),
+        (["causal", "--seq", "2097152", "--block", "16"], "error: the layout has 8589869056 blocks; it takes at most"),
         (["diagonal"], "is no preset"),
     ],
 )
@@ -79,6 +83,12 @@ def test_refusals(run, arguments, message):
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_a_window_of_one_number_is_that_of_the_maker(run):
+    one, two = [run("sliding_window", "--seq", "512", "--window", window) for window in ("100", "100,0")]
+    assert one == two
+    assert one[0] == 0
 
 
 def test_picture_is_saved(run, tmp_path):

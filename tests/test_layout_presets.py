@@ -122,6 +122,12 @@ LONGFORMER_6 = ["######", "###...", "####..", "#.###.", "#..###", "#...##"]
 DILATED_6 = ["#.#...", ".#.#..", "#.#.#.", ".#.#.#", "..#.#.", "...#.#"]
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2])
+def test_topk_takes_scores_of_any_float_dtype(dtype):
+    scores = torch.tensor([[1.0, 3.0, 2.0], [0.5, -1.0, 4.0]]).to(dtype)
+    assert layouts.topk(scores, 2, q_len=2, kv_len=3, block=1).full.indices.tolist() == [1, 2, 0, 2]
+
+
 @pytest.mark.parametrize(
     ("made", "rows"),
     [
@@ -234,6 +240,12 @@ def test_a_window_beyond_any_length():
         (lambda: layouts.sliding_window(8, window=(-1, 0)), "window"),
         (lambda: layouts.strided(8, stride=0), "stride"),
         (lambda: layouts.random(8, density=1.5), "density"),
+        (lambda: layouts.sliding_window(8, window=(5,)), r"window is \(5,\)"),
+        (lambda: layouts.causal(2**22, block=16), "has 34359607296 blocks"),
+        (
+            lambda: layouts.topk(torch.zeros(1).expand(2, 2**15, 2**10, 64), 64, q_len=2**14, kv_len=2**10, block=16),
+            "has 4294967296 blocks",
+        ),
         (lambda: layouts.prefix_lm(8, prefix=-1), "prefix"),
         (lambda: layouts.documents([3, -1]), "documents"),
         (lambda: layouts.documents(torch.tensor([1, 0])), "documents"),

@@ -31,6 +31,8 @@ PRESETS = (
     "random",
 )
 
+DEFAULT_LENGTH = 8192
+
 Sizes = Any  # tuple[int, ...], by its parser; typer would read the annotation as a number of arguments
 
 
@@ -43,11 +45,16 @@ def preset(text: str) -> str:
 
 def layout(
     name: Annotated[str, typer.Argument(metavar="PRESET", parser=preset, help=", ".join(PRESETS), show_default=False)],
-    seq: Annotated[int, typer.Option(min=0, help="Length of q, and of k and v unless --kv-len says otherwise.")] = 8192,
+    seq: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Length of q, and of k and v unless --kv-len says otherwise; 8192, or that of --documents.", show_default=False
+        ),
+    ] = None,
     kv_len: Annotated[int | None, typer.Option(min=0, help="Length of k and v.", show_default=False)] = None,
     block: Annotated[Sizes, typer.Option(parser=sizes, metavar="B or BQ,BKV", help="Tokens a block.")] = "128",
     align: Annotated[str | None, typer.Option(help="top_left or bottom_right, where the lengths differ.")] = None,
-    window: Annotated[Sizes, typer.Option(parser=window_bounds, metavar="LEFT,RIGHT", help="Of sliding_window.")] = None,
+    window: Annotated[Sizes, typer.Option(parser=window_bounds, metavar="LEFT,RIGHT", help="Of sliding_window; N is N,0.")] = None,
     reach: Annotated[int | None, typer.Option(help="Blocks on either side of the diagonal.")] = None,
     step: Annotated[int | None, typer.Option(help="Of dilated.")] = None,
     stride: Annotated[int | None, typer.Option(help="Of strided and fixed.")] = None,
@@ -95,7 +102,7 @@ def layout(
         save_picture(made, name, save)
 
 
-def made_layout(name: str, seq: int, kv_len: int | None, block: tuple[int, ...], options: Mapping[str, Any]) -> BlockLayout:
+def made_layout(name: str, seq: int | None, kv_len: int | None, block: tuple[int, ...], options: Mapping[str, Any]) -> BlockLayout:
     """The preset with its options.
 
     Raises:
@@ -117,9 +124,16 @@ def made_layout(name: str, seq: int, kv_len: int | None, block: tuple[int, ...],
         raise ValueError(f"{name} needs --{_dashed(missing[0])}")
     size = block if len(block) > 1 else block[0]
     if name == "documents":
+        total = sum(options["documents"])
+        for option, length in (("seq", seq), ("kv-len", kv_len)):
+            if length not in (None, total):
+                raise ValueError(f"--{option} is {length}; the documents have {total} tokens")
         made: BlockLayout = maker(options["documents"], causal=bool(options.get("causal")), block=size)
-    else:
-        made = maker(seq, kv_len, block=size, **options)
+        return made
+    window = options.get("window")
+    if window is not None and len(window) == 1:
+        options = {**options, "window": window[0]}
+    made = maker(DEFAULT_LENGTH if seq is None else seq, kv_len, block=size, **options)
     return made
 
 

@@ -43,8 +43,8 @@ def sliding_window(
         window: `(left, right)`, None where unbounded; one number n is `(n, 0)`, the causal window.
         q_len, kv_len, block, align, device: as for `causal`.
     """
-    left, right = window if isinstance(window, tuple) else (window, 0)
-    return _band(q_len, kv_len, (left, right), block, align, device)
+    bounds = window if isinstance(window, tuple) else (window, 0)
+    return _band(q_len, kv_len, bounds, block, align, device)
 
 
 def _band(q_len: int, kv_len: int | None, window: Window, block: Block, align: Align | None, device: Device) -> BlockLayout:

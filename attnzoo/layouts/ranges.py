@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnzoo.layout import BlockLists
+from attnzoo.layout import BlockLists, check_block_count
 
 __all__ = ["lists_of_ranges"]
 
@@ -20,6 +20,7 @@ def lists_of_ranges(*ranges: tuple[Tensor, Tensor]) -> BlockLists:
     counts = torch.stack([(last - first).clamp(min=0) for first, last in ranges], dim=1)
     ends = counts.flatten().cumsum(0)
     total = int(ends[-1]) if len(ends) else 0
+    check_block_count(total)
     starts = ends - counts.flatten()
     shift = torch.repeat_interleave((first - starts).to(torch.int32), counts.flatten(), output_size=total)
     indices = torch.arange(total, dtype=torch.int32, device=first.device).add_(shift)

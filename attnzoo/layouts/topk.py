@@ -5,10 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnzoo.layout import BlockLayout, BlockLists, ElementRule
+from attnzoo.layout import BlockLayout, BlockLists, ElementRule, check_block_count
 from attnzoo.layouts.validation import block_size, check_int, lengths
 
 __all__ = ["topk"]
+
+RANKED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def topk(scores: Tensor, k: int, *, q_len: int, kv_len: int, block: int | tuple[int, int] = 128) -> BlockLayout:
@@ -38,6 +40,9 @@ def topk(scores: Tensor, k: int, *, q_len: int, kv_len: int, block: int | tuple[
     check_int("k", k, least=0)
     if k > columns:
         raise ValueError(f"k is {k}; it takes 0 to {columns}, the number of block columns")
+    check_block_count(batch * heads * rows * k)
+    if table.dtype not in RANKED:  # torch ranks no fp8
+        table = table.float()
     best = table.detach().flatten(0, 2).topk(k, dim=-1, sorted=False).indices.sort(dim=-1).values
     offsets = torch.arange(batch * heads * rows + 1, dtype=torch.int32, device=scores.device) * k
     return BlockLayout._trusted(

@@ -115,6 +115,12 @@ def test_make_fx_traces_what_computes(tracing_mode: str, backend: RecomputingBac
     assert_near(graph(2 * q), attend(Naive(), 2 * q, k, v)[0], "the traced graph on other values")
 
 
+def test_make_fx_with_symbolic_lengths(backend: RecomputingBackend) -> None:
+    graph = make_fx(lambda q, k, v: attend(backend, q, k, v)[0], tracing_mode="symbolic")(*qkv())
+    q, k, v = normal(1, 2, 7, 4, seed=5), normal(1, 1, 13, 4, seed=6), normal(1, 1, 13, 4, seed=7)
+    assert_near(graph(q, k, v), attend(Naive(), q, k, v)[0], "the traced graph at other lengths")
+
+
 @pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_jit_trace_traces_what_computes(requires_grad: bool, backend: RecomputingBackend) -> None:

@@ -103,7 +103,9 @@ class RecomputingBackend(Backend):
         """Whether a call must go through the operators though nothing is compiled."""
         if self.reads_memory:
             return is_observed(*tensors)
-        return bool(spec.grads) and torch._C._is_tracing()  # torch.jit.trace knows no autograd.Function
+        if spec.grads and torch._C._is_tracing():  # torch.jit.trace knows no autograd.Function
+            return True
+        return any([type(size) is not int for size in (spec.batch, spec.q_len, spec.kv_len)])  # a loop would be traced for one length
 
 
 class _RecomputedAttention(torch.autograd.Function):

@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
 
 from attnzoo import layouts
 from attnzoo.backends.hopper import support
+from attnzoo.backends.recompute import rows_contiguous
+from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
+from attnzoo.testing.storage import STORAGES, stored
+
+if TYPE_CHECKING:
+    from attnzoo.backends.hopper.launch import Launch
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra triton)")
 
 
 def spec_of(*, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16, **options: Any) -> AttentionSpec:
@@ -108,15 +116,23 @@ def test_tritons_are_told_apart(found: str, is_taken: bool, monkeypatch: pytest.
     assert (support.machine_reasons(torch.device("cuda", 0)) == []) == is_taken
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra triton)")
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[Launch]:
+    """The launches that would have been, in order."""
+    from attnzoo.backends.hopper.launch import Launch
+
+    found: list[Launch] = []
+    monkeypatch.setattr(Launch, "__call__", lambda launch: found.append(launch))
+    return found
+
+
+@needs_triton
 @pytest.mark.parametrize("has_layout", [False, True])
-def test_what_hooks_on_saved_tensors_moved_is_aligned_again(has_layout: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_hooks_on_saved_tensors_moved_is_aligned_again(has_layout: bool, launched: list[Launch]) -> None:
     """The kernels read 16 bytes at a time; o comes from the graph, and a hook may have packed it anywhere."""
     from attnzoo.backends.hopper import launch as dense
     from attnzoo.backends.hopper_sparse import launch as sparse
 
-    launched: list[dense.Launch] = []
-    monkeypatch.setattr(dense.Launch, "__call__", lambda launch: launched.append(launch))
     q, o, grad_o = [torch.empty(1 + 4 * 128 * 64, dtype=torch.bfloat16)[1:].view(1, 4, 128, 64) for _ in range(3)]
     q.requires_grad_()
     lse = torch.empty(1, 4, 128)
@@ -126,3 +142,43 @@ def test_what_hooks_on_saved_tensors_moved_is_aligned_again(has_layout: bool, mo
     else:
         dense.backward(AttentionSpec.of(q, q, q), q, q, q, o, lse, grad_o, None)
     assert [tensor.data_ptr() % 16 for tensor in launched[0].arguments[:2]] == [0, 0]
+
+
+# What is taken of each way to lie in memory, of a tensor without a dim of one: odd or zero strides are not
+TAKEN = {name: not name.startswith(("odd", "expand", "overlap")) for name in STORAGES if not name.startswith("far")}
+
+
+@needs_triton
+@pytest.mark.parametrize("storage", TAKEN)
+@pytest.mark.parametrize(("batch", "heads", "length"), [(2, 2, 65), (1, 2, 128), (2, 1, 1), (1, 1, 1)])
+def test_the_copy_engine_is_told_the_truth_of_whatever_is_taken(
+    storage: str, batch: int, heads: int, length: int, launched: list[Launch]
+) -> None:
+    """From any address: descriptors lie on 16 bytes, and say of every dim of more than one how it really goes on."""
+    from attnzoo.backends.hopper import launch as dense
+    from attnzoo.backends.hopper.descriptors import Descriptor
+    from attnzoo.backends.hopper_sparse import launch as sparse
+
+    tensors = [stored(torch.zeros(batch, heads, length, 64, dtype=torch.bfloat16), storage, offset=offset) for offset in (0, 1, 8, 3, 4)]
+    lse, layout = torch.empty(batch, heads, length), layouts.causal(length)
+    spec = AttentionSpec.of(*tensors[:3])
+    q, k, v = [getattr(AttentionInputs.of(spec, *tensors[:3]), name) for name in "qkv"]
+    is_taken = not support.reasons_against(spec)
+    assert is_taken == TAKEN[storage] or 1 in (batch, heads, length), f"strides {spec.strides}"
+    if not is_taken:
+        return
+    with_layout = AttentionSpec.of(*tensors[:3], layout=layout)
+    o, grad_o = [rows_contiguous(tensor) for tensor in tensors[3:]]
+    dense.forward(spec, q, k, v)
+    dense.backward(spec, q, k, v, o, lse, grad_o, lse.mean().expand(lse.shape))
+    sparse.forward(with_layout, layout, q, k, v)
+    sparse.backward(with_layout, layout, (q, k, v), o, lse, grad_o, None)
+    found = [argument for launch in launched for argument in launch.arguments if isinstance(argument, Descriptor)]
+    assert len(found) == 4 + 9 + 4 + 9
+    for each in found:
+        unit = 16 // each.base.element_size()
+        assert each.base.data_ptr() % 16 == 0, f"a base of {tuple(each.shape)} lies between two of 16 bytes"
+        assert each.strides[-1] == 1
+        assert all(0 < stride < 2**40 // each.base.element_size() and stride % unit == 0 for stride in each.strides[:-1]), each.strides
+        real = each.base.stride()
+        assert all(size == 1 or stride == goes_on for size, stride, goes_on in zip(each.shape, each.strides, real)), (each.strides, real)

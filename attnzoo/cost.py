@@ -68,9 +68,9 @@ def predict(spec: AttentionSpec, *, materializes_scores: bool) -> Cost:
         extra += 2 * scores * accumulator
     if spec.grads:
         flops += 2 * pairs * (BACKWARD_PRODUCTS_QK * spec.head_dim + BACKWARD_PRODUCTS_V * spec.value_dim)
-        moved += (3 * q + 2 * kv + 2 * o) * item + 2 * rows * accumulator
+        moved += (2 * q + 2 * kv + 2 * o) * item + rows * accumulator  # q, k, v, o, dO and the lse read, dq, dk, dv written
         extra += rows * accumulator + q * accumulator
         if materializes_scores:
-            moved += 6 * scores * accumulator  # P read twice, dP and dS written and read
+            moved += 7 * scores * accumulator  # P read twice, dP written and read, dS written and read twice
             extra += 2 * scores * accumulator
     return Cost(flops, moved, extra)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from attnzoo import AttentionSpec, BlockLayout
 from attnzoo.cost import attended_pairs, predict
+from attnzoo.traffic import of_standard
 
 bounds = st.none() | st.integers(0, 12)
 lengths = st.integers(0, 11)
@@ -52,6 +53,24 @@ def test_compulsory_bytes():
     spec = spec_of(8, 16, head_dim=32, value_dim=64, dtype=torch.float16)
     expected = 2 * 6 * (8 * 32 + 16 * 32 + 16 * 64 + 8 * 64) + 4 * 6 * 8
     assert predict(spec, materializes_scores=False).hbm_bytes == expected, "q, k, v and o in fp16, the lse in fp32"
+
+
+def test_compulsory_bytes_of_a_backward():
+    spec = spec_of(8, 16, head_dim=32, value_dim=64, dtype=torch.float16)
+    forward, both = (predict(replace(spec, grads=grads), materializes_scores=False).hbm_bytes for grads in ((), ("q", "k", "v")))
+    read = 8 * 32 + 16 * 32 + 16 * 64 + 8 * 64 + 8 * 64  # q, k, v, o, dO
+    written = 8 * 32 + 16 * 32 + 16 * 64  # dq, dk, dv
+    assert both - forward == 2 * 6 * (read + written) + 4 * 6 * 8, "each once in fp16, and the lse in fp32"
+
+
+@pytest.mark.parametrize("grads", [(), ("q", "k", "v")], ids=["forward", "backward"])
+def test_standard_attention_moves_its_scores_as_often_as_its_steps_do(grads):
+    """As `attnzoo io` counts them step by step, there in the dtype of q."""
+    spec = replace(spec_of(64, 64), grads=grads)
+    scores = 2 * 3 * 64 * 64 * 4
+    passes = predict(spec, materializes_scores=True).hbm_bytes - predict(spec, materializes_scores=False).hbm_bytes
+    by_steps = sum(round(amount / scores) for step in of_standard(spec).steps for amount in (step.read, step.written))
+    assert passes == by_steps * scores, f"{passes / scores} passes, {by_steps} in the steps"
 
 
 @pytest.mark.parametrize("grads", [(), ("q", "k", "v")], ids=["forward", "backward"])

@@ -69,6 +69,8 @@ def test_the_papers_numbers_for_gpt2_medium():
     assert abs(standard.moved / 40.3e9 - 1) < 0.2, f"{standard.moved / 1e9} GB"
     assert abs(flash.moved / 4.4e9 - 1) < 0.2, f"{flash.moved / 1e9} GB"
     assert abs(flash.flops / standard.flops - 75.2 / 66.6) < 0.05, "the paper's ratio of FLOPs"
+    assert 12 < standard.flops / 66.6e9 < flash.flops / 75.2e9 < 13, "what docs/io.md and `attnzoo io` say of them"
+    assert round(of_kernels(GPT2).compulsory / 1e9, 2) == 1.62, "as docs/io.md says"
 
 
 def test_more_flops_fewer_bytes():

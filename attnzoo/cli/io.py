@@ -108,7 +108,7 @@ def _steps(title: str, account: Traffic) -> Section:
 
 
 def _paper() -> Section:
-    title = "the paper's table, on an A100 (its GFLOP are 1/16 of what this shape's products take: compare their ratio)"
+    title = "the paper's table, on an A100 (its GFLOP are 1/12 to 1/13 of what this shape's products take: compare their ratio)"
     return Section(title, ("algorithm", "GFLOP", "GB of device memory", "ms"), [(name, *numbers) for name, numbers in PAPER.items()])
 
 

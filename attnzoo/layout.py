@@ -298,18 +298,14 @@ class BlockLayout:
         self._watched.extend((tensor, _version(tensor)) for tensor in made)
         return full, partial, order
 
-    @property
+    @cached_property
     def host_lists(self) -> tuple[BlockLists, BlockLists]:
         """The full and partial lists on the CPU. From another device they are copied once: the one wait for it."""
-        self.check_unmodified()
-        return self._host_lists
-
-    @cached_property
-    def _host_lists(self) -> tuple[BlockLists, BlockLists]:
-        made = [lists if self.device.type == "cpu" else lists.on("cpu") for lists in (self.full, self.partial)]
-        if self.device.type != "cpu":
-            self._watched.extend((tensor, _version(tensor)) for lists in made for tensor in (lists.offsets, lists.indices))
-        return made[0], made[1]
+        if self.device.type == "cpu":
+            return self.full, self.partial
+        full, partial = self.full.on("cpu"), self.partial.on("cpu")
+        self._watched.extend((tensor, _version(tensor)) for lists in (full, partial) for tensor in (lists.offsets, lists.indices))
+        return full, partial
 
     def to_dense(self) -> Tensor:
         """The bool mask `(batch, heads, q_len, kv_len)` that this layout stands for."""

@@ -92,7 +92,6 @@ def test_a_layout_that_was_written_to_is_not_combined(place):
         "stack_heads": lambda: layouts.stack_heads([other, layout]),
         "str": lambda: str(layout),
         "to_bsr": lambda: to_bsr(layout),
-        "host_lists": lambda: layout.host_lists,
     }
     for name, use in uses.items():
         with pytest.raises(ValueError, match=r"layout.*written in place"):

@@ -25,6 +25,7 @@ def shades(layout: BlockLayout, batch: int = 0, head: int = 0, *, most: int) -> 
     Raises:
         ValueError: the layout has no such batch entry or head.
     """
+    layout.check_unmodified()
     for name, place, count in (("batch", batch, layout.batch), ("head", head, layout.heads)):
         if not 0 <= place < count:
             raise ValueError(f"{name} is {place}; the layout has {count}, counted from 0")

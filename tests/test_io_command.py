@@ -48,3 +48,24 @@ def test_zero_is_a_length_and_no_number_of_heads(io):
     assert code == 0, err
     assert {account["flops"] for account in accounts.values()} == {0}, accounts
     assert io("--q", "1,2,8,64", "--kv-heads", "0")[0] == 2
+
+
+def test_a_density_of_no_layout_is_refused(io):
+    code, _, err = io("--density", "0.5")
+    assert code == 2, err
+    assert "density is 0.5, the share of a layout's blocks, and there is no --layout" in err, err
+    halves = [io("--layout", "128,128", *density)[1] for density in ((), ("--density", "0.5"))]
+    moved = [account["ours on 9.0"]["steps"][0]["read"] for account in halves]
+    assert moved[1] < moved[0], "half of the blocks"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [((), True), (("--causal",), False), (("--kv-heads", "2"), False), (("--layout", "128,128"), False), (("--q", "64,16,1024,64"), False)],
+    ids=str,
+)
+def test_the_papers_table_stands_beside_the_papers_call_alone(capsys, monkeypatch, arguments, shown):
+    monkeypatch.setattr(sys, "argv", ["attnzoo", "io", *arguments, "--format", "md"])
+    with pytest.raises(SystemExit):
+        main()
+    assert ("the paper's table" in capsys.readouterr().out) == shown

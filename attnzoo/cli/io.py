@@ -42,14 +42,17 @@ def io(
     align: Annotated[str | None, typer.Option(help="top_left or bottom_right, where the lengths differ.")] = None,
     window: Annotated[Sizes, typer.Option(parser=window_bounds, metavar="LEFT,RIGHT", help="none is an open side.")] = None,
     layout: Annotated[Sizes, typer.Option(parser=sizes, metavar="BQ,BKV", help="Block size of a layout of full blocks.")] = None,
-    density: Annotated[float, typer.Option(min=0.0, max=1.0, help="Share of the layout's blocks that are computed.")] = 1.0,
+    density: Annotated[
+        float | None,
+        typer.Option(min=0.0, max=1.0, help="Share of the layout's blocks that are computed; all by default.", show_default=False),
+    ] = None,
     grad: Annotated[Names, typer.Option(parser=names, metavar="NAMES", help="Of q,k,v: needs a gradient; none for the forward.")] = "q,k,v",
     card: Annotated[Any, typer.Option(parser=capability, metavar="X.Y", help="Compute capability: whose tiles.")] = "9.0",
     form: FormatOption = Format.TABLE,
 ) -> None:
     """Account for the bytes of a call: each step of standard attention, of the paper's algorithm, of our kernels' real tiles.
 
-    Without --q also beside the numbers of the paper's table.
+    With no option also beside the numbers of the paper's table.
     """
     shape = PAPER_SHAPE if q is None else q
     if len(shape) != 4:
@@ -57,16 +60,18 @@ def io(
     kv = (shape[0], shape[1] if kv_heads is None else kv_heads, shape[2] if kv_len is None else kv_len, shape[3])
     options = {"causal": causal, "align": align, "window": window}
     try:
+        if layout is None and density is not None:
+            raise ValueError(f"density is {density:g}, the share of a layout's blocks, and there is no --layout")
         wanted = [name for name in grad if name and name != "none"]
         spec = spec_of({"q": shape, "k": kv, "v": kv}, dtype, "cpu", wanted, has_segments=False, **options)
         if layout is not None:
-            spec = dataclasses.replace(spec, layout=layout_summary(spec, layout, density))
+            spec = dataclasses.replace(spec, layout=layout_summary(spec, layout, 1.0 if density is None else density))
     except (TypeError, ValueError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     accounts = _accounts(spec, card)
     sections = [_totals(spec, accounts), *[_steps(title, account) for title, account in accounts.items()]]
-    if q is None:
+    if q is None and kv == PAPER_SHAPE and spec.layout is None and spec.band == (None, None):
         sections.append(_paper())
     show({title: dataclasses.asdict(account) for title, account in accounts.items()}, sections, form)
 

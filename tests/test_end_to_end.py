@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 FOLDER = Path(__file__).parents[1] / "benchmarks" / "end_to_end"
 
@@ -33,3 +36,21 @@ def test_small_models_train_and_are_reported(tmp_path: Path) -> None:
     shown = python(str(FOLDER / "report.py"), str(out))
     assert "| tiny encoder | 256 | tiled+butterfly |" in shown, shown
     assert "| eager |" in shown.split("held-out loss")[1], shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--attention", "flesh"), "--attention has flesh; it takes stock, "),
+        (("--parts", "stepz"), "--parts has stepz; it takes curves, steps"),
+        (("--output", "/nowhere/out.json"), "/nowhere is no folder"),
+    ],
+    ids=("attention", "parts", "output"),
+)
+def test_a_name_that_there_is_not_is_an_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments, said) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    monkeypatch.setattr(sys, "argv", ["run.py", "--device", "cpu", "--small", "--output", "out.json", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(FOLDER / "run.py"))["arguments"]()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import os
+import pickle
 from typing import Any
 
 import pytest
@@ -71,3 +73,17 @@ def test_strides_that_a_compiler_may_choose(backend: RecomputingBackend) -> None
 
     for found, expected in zip(results(spread), results(lambda tensor: tensor), strict=True):
         torch.testing.assert_close(found, expected)
+
+
+def test_a_copy_of_a_backend_has_a_key_of_its_own(backend: RecomputingBackend) -> None:
+    for twin in (copy.deepcopy(backend), pickle.loads(pickle.dumps(backend))):
+        assert twin.key != backend.key
+        assert RecomputingBackend.instances[twin.key] is twin
+
+
+def test_a_backend_of_another_process_is_missed_by_name(backend: RecomputingBackend) -> None:
+    given = [f"{backend.name}#999" if argument == backend.key else argument for argument in arguments(backend, requires_grad=False)]
+    with pytest.raises(
+        LookupError, match=rf"no backend '{backend.name}#999' in this process, there is .*{backend.key}.*attnzoo.get\('{backend.name}'\)"
+    ):
+        torch.ops.attnzoo.forward(*given)

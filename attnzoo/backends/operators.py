@@ -103,7 +103,18 @@ def _unpack(arguments: tuple[Any, ...]) -> tuple[RecomputingBackend, AttentionSp
             deterministic=deterministic,
         )
     inputs = AttentionInputs.of(spec, q, k, v, mask=mask, bias=bias, segment_ids=segment_ids, layout=layout, sinks=sinks, dropout_seed=seed)
-    return RecomputingBackend.instances[key], replace(spec, grads=tuple(grads.split(",")) if grads else ()), inputs
+    return _backend_of(key), replace(spec, grads=tuple(grads.split(",")) if grads else ()), inputs
+
+
+def _backend_of(key: str) -> RecomputingBackend:
+    found = RecomputingBackend.instances.get(key)
+    if found is None:
+        name, known = key.partition("#")[0], ", ".join(RecomputingBackend.instances) or "none"
+        raise LookupError(
+            f"no backend {key!r} in this process, there is {known}: a program that another one exported runs where the same backends "
+            f"were made, the built-in ones first: call attnzoo.get({name!r}) before anything else"
+        )
+    return found
 
 
 def _with_strides_of(tensor: Tensor, like: Tensor) -> Tensor:

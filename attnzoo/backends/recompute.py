@@ -61,6 +61,13 @@ class RecomputingBackend(Backend):
     _count = itertools.count()
 
     def __init__(self) -> None:
+        self._register()
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._register()  # a copy's key may be another's in the process that it comes to
+
+    def _register(self) -> None:
         self.key = f"{self.name}#{next(self._count)}"
         self.instances[self.key] = self
 

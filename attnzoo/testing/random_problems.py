@@ -99,7 +99,8 @@ def _judge_all(
         try:
             outcome = run_case(subject, Case("T00", "random", problem), device)
         except (Exception, pytest.fail.Exception) as error:
-            text = f"{type(error).__name__}: {error}\nproblem: {problem!r}\nrepeat: {line}"
+            said = str(error) if isinstance(error, ConformanceError) else f"{type(error).__name__}: {error}"
+            text = f"{said}\nproblem: {problem!r}\nrepeat: {line}"
             if is_sticky(str(error)) or isinstance(error, pytest.fail.Exception):
                 raise LastProblem(text) from error
             raise ConformanceError(text) from error

@@ -17,6 +17,7 @@ from attnzoo.testing.journal import THE_END, last_of
 __all__ = ["Recorder", "line_of"]
 
 DEATH = re.compile(r"^worker '(\w+)' crashed", re.M)
+OWN_ERROR = re.compile(r"^attnzoo\.testing\.failure\.\w+: (?=.)")
 REPEAT = re.compile(r"^[E ]*repeat: (python -m attnzoo\.testing .*|pytest .*)$", re.M)
 NOTED = ("test_case", "test_random_problems")  # those that leave in the journal what they are about to judge
 KEPT = ("name", "has_backward", "without_lse", "claimed")
@@ -86,4 +87,4 @@ def _failure(report: pytest.TestReport, test: str) -> dict[str, str]:
     commands = REPEAT.findall(report.longreprtext)
     died = DEATH.search(message)
     left = last_of(died[1]) if died and test in NOTED else ""
-    return {"error": message.splitlines()[0], "repeat": commands[-1] if commands else left}
+    return {"error": OWN_ERROR.sub("", message.splitlines()[0]), "repeat": commands[-1] if commands else left}

@@ -25,8 +25,8 @@ def attempt(backend: str, workload: dict[str, Any]) -> tuple[str, str, str, floa
     """Backend, workload, what became of its first call, and seconds."""
     import torch
 
+    from attnzoo.bench.prepared import Prepared
     from attnzoo.bench.timing import synchronize
-    from attnzoo.bench.worker import Prepared
     from attnzoo.errors import in_words
     from attnzoo.registry import default, reasons_against
 

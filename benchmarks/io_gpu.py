@@ -31,8 +31,8 @@ import torch
 
 from attnzoo.backends.triton.table import Tile
 from attnzoo.bench.machine import describe
+from attnzoo.bench.prepared import Prepared
 from attnzoo.bench.timing import burst
-from attnzoo.bench.worker import Prepared
 from attnzoo.bench.workload import Workload
 from attnzoo.registry import default
 from attnzoo.traffic import Traffic, of_kernels, of_standard

@@ -14,10 +14,11 @@ import torch
 from distribution import hook, install
 
 from attnzoo.bench.matrix import Matrix
+from attnzoo.bench.prepared import Prepared
 from attnzoo.bench.processes import Contestant
 from attnzoo.bench.results import Results
 from attnzoo.bench.run import contestants, run
-from attnzoo.bench.worker import Prepared, free_bytes
+from attnzoo.bench.worker import free_bytes
 from attnzoo.bench.workload import Workload
 from attnzoo.registry import default
 from attnzoo.testing import ConformanceError

@@ -15,8 +15,8 @@ import attentions
 import torch
 from model import BERT_LARGE, GPT2_MEDIUM, LRA, Size, Transformer
 
+from attnzoo.bench.prepared import Prepared
 from attnzoo.bench.timing import synchronize
-from attnzoo.bench.worker import Prepared
 from attnzoo.bench.workload import Workload
 from attnzoo.registry import default, reasons_against
 from attnzoo.testing import ConformanceError

@@ -13,6 +13,7 @@ from attnzoo import layouts
 from attnzoo.backends.hopper import support
 from attnzoo.backends.recompute import rows_contiguous
 from attnzoo.inputs import AttentionInputs
+from attnzoo.layout import LayoutSummary
 from attnzoo.spec import AttentionSpec
 from attnzoo.testing.storage import STORAGES, stored
 
@@ -182,3 +183,33 @@ def test_the_copy_engine_is_told_the_truth_of_whatever_is_taken(
         assert all(0 < stride < 2**40 // each.base.element_size() and stride % unit == 0 for stride in each.strides[:-1]), each.strides
         real = each.base.stride()
         assert all(size == 1 or stride == goes_on for size, stride, goes_on in zip(each.shape, each.strides, real)), (each.strides, real)
+
+
+@needs_triton
+@pytest.mark.parametrize("heads", [1, 7])
+@pytest.mark.parametrize(  # what fits into the memory of a card
+    ("batch", "q_len", "kv_len"),
+    [(1, 1, 4_194_176), (2, 4_194_176, 1), (1, 129, 4_000_001), (65_536, 3, 129), (99_991, 1, 1), (99_991, 130, 1)],
+)
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("block", [None, (128, 128), (65_536, 65_536)])
+def test_no_call_has_more_programs_than_a_grid(
+    batch: int, heads: int, q_len: int, kv_len: int, is_causal: bool, block: tuple[int, int] | None
+) -> None:
+    from attnzoo.backends.hopper import launch as dense
+    from attnzoo.backends.hopper_sparse import launch as sparse
+    from attnzoo.backends.hopper_sparse.support import reasons_against
+
+    spec = dataclasses.replace(spec_of(), batch=batch, q_heads=heads, kv_heads=heads, q_len=q_len, kv_len=kv_len, grads=("q", "k", "v"))
+    if block is None:
+        spec = dataclasses.replace(spec, causal=is_causal, align="bottom_right" if is_causal else None)
+        assert support.reasons_against(spec) == []
+        plans = [dense.forward_plan(dataclasses.replace(spec, grads=())), dense.backward_plan(spec)]
+    else:
+        spec = dataclasses.replace(spec, layout=LayoutSummary(1, 1, *block, 1, 1, ("band",)))
+        assert reasons_against(spec, "forward") == reasons_against(spec, "backward") == []
+        types = (True, None, False, True, True, True, True)
+        plans = [sparse.forward_plan(spec, types, is_causal), sparse.backward_plan(spec, types, is_causal)]
+    for plan in plans:
+        assert all(0 < side <= most for side, most in zip(plan.grid, (2**31 - 1, 65_535, 65_535))), plan.grid
+        assert all(abs(size) < 2**31 for size in plan.sizes), plan.sizes

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import re
 from html.parser import HTMLParser
 
 import pytest
+from rich.console import Console
 
 from attnzoo.bench.compare import compare
 from attnzoo.bench.page import page
 from attnzoo.bench.plots import figures
 from attnzoo.bench.results import Cell, Results
-from attnzoo.bench.tables import family_tables, machine_line
+from attnzoo.bench.tables import COLUMNS, family_tables, fitted, machine_line, reasons
 from attnzoo.bench.workload import Workload
+from attnzoo.tables import rich_table
 
 MACHINE = {
     "name": "A <machine>",
@@ -104,6 +107,27 @@ def test_tables_say_what_each_cell_is():
     assert by_key["1024", "c"][2] == "unsupported: it takes cuda"
     assert len(layout_rows) == 2
     assert "commit abc" in machine_line(FULL)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 160])
+def test_a_table_on_a_terminal_folds_no_number(width):
+    for family, rows in family_tables(FULL):
+        cells = FULL.families()[family]
+        columns, shown = fitted(cells, rows, width)
+        out = io.StringIO()
+        Console(file=out, width=width).print(rich_table(columns, shown))
+        assert len(out.getvalue().splitlines()) == len(rows) + 2, out.getvalue()
+        assert {"workload", "backend", "ms", "relative"} <= set(columns)
+        assert (columns == COLUMNS) == (width == 160), columns
+        assert [row[2] for cell, row in zip(cells, shown) if cell.status != "time"] == [c.status for c in cells if c.status != "time"]
+
+
+def test_the_reason_of_every_cell_without_a_time_is_said_once():
+    cells = [cell("c", status="unsupported", detail="it takes cuda", length=n) for n in (8, 16)] + [
+        cell("b", status="wrong"),
+        cell("a", 1.0),
+    ]
+    assert reasons(cells) == [("S 8 B 1 H 8; S 16 B 1 H 8", "c", "unsupported: it takes cuda"), ("S 1024 B 1 H 8", "b", "wrong")]
 
 
 def test_pictures_hold_every_time():

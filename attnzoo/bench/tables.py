@@ -7,15 +7,43 @@ from collections.abc import Sequence
 from attnzoo.bench.compare import Change
 from attnzoo.bench.results import Cell, Results
 
-__all__ = ["CHANGES", "COLUMNS", "amount", "changes_table", "family_tables", "machine_line"]
+__all__ = ["CHANGES", "COLUMNS", "REASONS", "amount", "changes_table", "family_tables", "fitted", "machine_line", "reasons"]
 
 COLUMNS = ("workload", "backend", "ms", "spread", "TFLOP/s", "GB/s", "of copy", "peak memory", "relative", "first call")
+LEAST_NEEDED = ("of copy", "GB/s", "first call", "peak memory", "spread", "TFLOP/s")
+"""Columns that a narrow terminal goes without, the first first."""
+REASONS = ("workload", "backend", "why it has no time")
 CHANGES = ("workload", "backend", "then", "now", "change", "noise", "verdict")
 
 
 def family_tables(results: Results) -> list[tuple[str, list[tuple[str, ...]]]]:
     """`(family, rows)`; a row has the cells of COLUMNS, one without a time its status and reason."""
     return [(family, [_row(results, cell) for cell in cells]) for family, cells in results.families().items()]
+
+
+def fitted(cells: Sequence[Cell], rows: Sequence[tuple[str, ...]], width: int) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Columns and rows of a family's table for a terminal so many columns wide: `reasons` has the reasons, and none folds a number."""
+    short = [row if cell.status == "time" else (*row[:2], cell.status, *row[3:]) for cell, row in zip(cells, rows)]
+    kept = list(COLUMNS)
+    for column in LEAST_NEEDED:
+        places = [COLUMNS.index(name) for name in kept]
+        widest = [max(len(row[place]) for row in (COLUMNS, *short)) for place in places]
+        if sum(widest) + 3 * len(widest) <= width:  # two between columns and at both ends, one for the rule
+            break
+        kept.remove(column)
+    places = [COLUMNS.index(name) for name in kept]
+    return tuple(kept), [tuple(row[place] for place in places) for row in short]
+
+
+def reasons(cells: Sequence[Cell]) -> list[tuple[str, str, str]]:
+    """Rows of REASONS, a backend's once for all workloads where it is the same."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for cell in cells:
+        if cell.status != "time":
+            found.setdefault((cell.backend, f"{cell.status}: {cell.detail}" if cell.detail else cell.status), []).append(
+                cell.workload.title
+            )
+    return [("; ".join(dict.fromkeys(titles)), backend, why) for (backend, why), titles in found.items()]
 
 
 def _row(results: Results, cell: Cell) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from attnzoo.cli.bench_progress import progress_bar
-from attnzoo.cli.output import Format, FormatOption, Section, show, warnings_as_notes
+from attnzoo.cli.output import Format, FormatOption, Section, show, terminal_width, warnings_as_notes
 
 if TYPE_CHECKING:
     from attnzoo.bench.compare import Change
@@ -182,7 +182,7 @@ def _report(results: Results, old: Results | None, page: Path | None, plots: Pat
     changes = compare(old, results) if old is not None else []
     for note in _differences(old, results, changes) if old is not None else ():
         typer.echo(f"note: {note}", err=True)
-    show(results.to_dict() | {"changes": [change.to_dict() for change in changes]}, _sections(results, changes), form)
+    show(results.to_dict() | {"changes": [change.to_dict() for change in changes]}, _sections(results, changes, form), form)
     if page is not None:
         from attnzoo.bench.page import page as html
 
@@ -206,13 +206,34 @@ def _differences(old: Results, new: Results, changes: Sequence[Change]) -> list[
     return found
 
 
-def _sections(results: Results, changes: Sequence[Change]) -> list[Section]:
+def _sections(results: Results, changes: Sequence[Change], form: Format) -> list[Section]:
     from attnzoo.bench.tables import CHANGES, COLUMNS, changes_table, family_tables, machine_line
 
-    made = [Section(family, COLUMNS, rows) for family, rows in family_tables(results)]
+    if form is Format.TABLE:
+        made = _terminal_sections(results, terminal_width())
+    else:
+        made = [Section(family, COLUMNS, rows) for family, rows in family_tables(results)]
     if changes:
         made.append(Section("Changes", CHANGES, changes_table(changes)))
     made.append(Section("Machine", ("described",), [(machine_line(results),)]))
+    return made
+
+
+def _terminal_sections(results: Results, width: int) -> list[Section]:
+    """Tables no wider than the terminal, and the reasons of the cells without a time below them."""
+    from attnzoo.bench.tables import COLUMNS, REASONS, family_tables, fitted, reasons
+
+    made, left_out = [], set()
+    for family, rows in family_tables(results):
+        cells = results.families()[family]
+        columns, shown = fitted(cells, rows, width)
+        left_out |= set(COLUMNS) - set(columns)
+        made.append(Section(family, columns, shown))
+        if reasons(cells):
+            made.append(Section("", REASONS, reasons(cells)))
+    if left_out:
+        named = ", ".join(name for name in COLUMNS if name in left_out)
+        typer.echo(f"note: {named} left out, the terminal is {width} columns wide; --format md shows all", err=True)
     return made
 
 

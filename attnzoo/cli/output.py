@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import sys
 import warnings
 from collections.abc import Iterator, Sequence
@@ -54,6 +55,11 @@ def markdown(section: Section) -> str:
 
     table = [section.columns, ["---"] * len(section.columns), *section.rows]
     return "\n\n".join([*section.title.splitlines(), "\n".join(map(line, table))])
+
+
+def terminal_width() -> int:
+    """Columns that a table may take."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED_WIDTH
 
 
 def _print_tables(sections: Sequence[Section]) -> None:

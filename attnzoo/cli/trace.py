@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from attnzoo.cli.output import PIPED_WIDTH, Format, FormatOption, Section, show
+from attnzoo.cli.output import Format, FormatOption, Section, show, terminal_width
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,8 +30,7 @@ def trace(
     from attnzoo.walkthrough import walk
 
     walked = walk(causal=causal, seed=seed)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else PIPED_WIDTH
-    show(_data(walked), sections(walked, width), form)
+    show(_data(walked), sections(walked, terminal_width()), form)
 
 
 def sections(walked: Walk, width: int) -> list[Section]:

@@ -15,6 +15,9 @@ WORKLOAD = Workload(length=8, kv_length=8, heads=1, kv_heads=1)
 MACHINE = {"name": "a machine", "device": "cpu", "versions": {"torch": "2"}, "commit": "abc", "ceilings": {"copy": 20.0}}
 
 
+BAD_MACHINES = [{"machine": {**MACHINE, **change}} for change in ({"versions": [1]}, {"ceilings": 3}, {"ceilings": {"copy": "fast"}})]
+
+
 @pytest.fixture
 def bench(capsys, monkeypatch):
     """The command in this process: its exit code, stdout and stderr."""
@@ -115,7 +118,7 @@ def test_a_file_that_was_changed_by_hand_is_no_result(bench, saved, change):
     assert "holds no results of attnzoo bench" in err, err
 
 
-@pytest.mark.parametrize("change", [{"machine": []}, {"settings": 3}, {"cells": {}}, {"cells": [3]}], ids=str)
+@pytest.mark.parametrize("change", [{"machine": []}, {"settings": 3}, {"cells": {}}, {"cells": [3]}, *BAD_MACHINES], ids=str)
 def test_a_file_of_another_form_is_no_result(bench, saved, change):
     path = saved("old.json", naive=1.0)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))

@@ -118,9 +118,13 @@ class Results:
             for name, kind in (("machine", dict), ("settings", dict), ("cells", list)):
                 if not isinstance(data[name], kind):
                     raise ValueError(f"its {name} is no {kind.__name__}")
-            found = cls(data["machine"], data["settings"], [Cell.from_dict(cell) for cell in data["cells"]], path)
-            found._written = _state(path)
-            return found
+            for name, kind in (("versions", str), ("ceilings", (int, float))):
+                found = data["machine"].get(name, {})
+                if not isinstance(found, dict) or not all(isinstance(value, kind) for value in found.values()):
+                    raise ValueError(f"its machine's {name} are {found!r}")
+            results = cls(data["machine"], data["settings"], [Cell.from_dict(cell) for cell in data["cells"]], path)
+            results._written = _state(path)
+            return results
         except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} holds no results of attnzoo bench: {type(error).__name__}: {error}") from None
 

@@ -118,9 +118,9 @@ class Results:
             for name, kind in (("machine", dict), ("settings", dict), ("cells", list)):
                 if not isinstance(data[name], kind):
                     raise ValueError(f"its {name} is no {kind.__name__}")
-            for name, kind in (("versions", str), ("ceilings", (int, float))):
+            for name, kinds in (("versions", (str,)), ("ceilings", (int, float))):
                 found = data["machine"].get(name, {})
-                if not isinstance(found, dict) or not all(isinstance(value, kind) for value in found.values()):
+                if not isinstance(found, dict) or not all(isinstance(value, kinds) for value in found.values()):
                     raise ValueError(f"its machine's {name} are {found!r}")
             results = cls(data["machine"], data["settings"], [Cell.from_dict(cell) for cell in data["cells"]], path)
             results._written = _state(path)

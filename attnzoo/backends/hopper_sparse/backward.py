@@ -24,7 +24,6 @@ from attnzoo.backends.hopper.backward_block import (
 from attnzoo.backends.hopper.barriers import DQ_FULL, EMPTY_FIRST, barrier_sync, dependency_wait, launch_dependents, uniform
 from attnzoo.backends.hopper.facts import allocate_facts, fact_at, put_facts
 from attnzoo.backends.hopper.names import gl, gluon, mbarrier
-from attnzoo.backends.hopper_sparse.ids import load_ids
 
 # What the producer tells of a query tile: its first row, or -1 if nothing of it must be tested; the place of its block's bits, or -1 if
 # only the end of the keys cuts it; and how far a query may be beyond a key, both counted within the tile, by the band's two bounds.
@@ -107,26 +106,18 @@ def test_scores(s, facts, stage, row, batch, keys, columns, rule, lengths, varia
     BLOCK_Q: gl.constexpr = variant[0]
     BLOCK_KV: gl.constexpr = variant[1]
     WORDS: gl.constexpr = BLOCK_KV // 32
-    BM: gl.constexpr = s.shape[1]
-    BN: gl.constexpr = 2 * s.shape[0]
     bits_ptr, q_ids, q_batch, kv_ids, kv_batch = rule
     q_len, kv_len = lengths
     where = fact_at(facts, stage * FACTS + 1)
     key = fact_at(facts, facts.shape[0] - 1)
-    if key + BN > kv_len:
-        s = gl.where((keys < kv_len - key)[:, None], s, -float("inf"))
+    s = gl.where((keys < kv_len - key)[:, None], s, -float("inf"))
     if where >= 0:
-        # a branch a bound: most blocks that a band cuts are cut by one of them
         if variant[4]:
-            below = fact_at(facts, stage * FACTS + 2)
-            if below < BM - 1:
-                s = gl.where((keys + below)[:, None] >= columns[None, :], s, -float("inf"))
+            s = gl.where((keys + fact_at(facts, stage * FACTS + 2))[:, None] >= columns[None, :], s, -float("inf"))
         if variant[5]:
-            above = fact_at(facts, stage * FACTS + 3)
-            if above > 1 - BN:
-                s = gl.where((keys + above)[:, None] <= columns[None, :], s, -float("inf"))
+            s = gl.where((keys + fact_at(facts, stage * FACTS + 3))[:, None] <= columns[None, :], s, -float("inf"))
         if variant[6]:
-            q_id = gl.convert_layout(load_ids(q_ids + batch.to(gl.int64) * q_batch + row, q_len - row, BM), columns.type.layout)
+            q_id = gl.load(q_ids + batch.to(gl.int64) * q_batch + row + columns, mask=columns < q_len - row, other=0)
             kv_id = gl.load(kv_ids + batch.to(gl.int64) * kv_batch + key + keys, mask=keys < kv_len - key, other=0)
             if q_id.dtype != kv_id.dtype:  # int8 and uint8 would be compared bit by bit
                 q_id = q_id.to(gl.int64)

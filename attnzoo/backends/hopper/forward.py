@@ -13,7 +13,7 @@ from attnzoo.backends.hopper.facts import allocate_facts, fact_at, put_facts
 from attnzoo.backends.hopper.names import gl, gluon, mbarrier, tma_store_wait, warpgroup_mma_wait
 from attnzoo.backends.hopper.products import issue_pieces, issue_values, wait_values
 from attnzoo.backends.hopper.schedule import key_blocks, tile_at
-from attnzoo.backends.hopper.softmax import LN2, LOG2E, by_row, exp2_shared, mask_scores, partial_sums, pivot_of
+from attnzoo.backends.hopper.softmax import LN2, LOG2E, by_row, mask_scores, partial_sums, pivot_of
 from attnzoo.backends.hopper.stages import (
     allocate,
     barriers,
@@ -89,7 +89,7 @@ def producer(descs, counter_ptr, buffers, sizes, tiles, q_tiles, group, heads_in
 def step(
     acc, acc_2, p, m_i, l_i, q, k_sm, v_sm, k_full, v_full, count, scale, key, first_key, end_key, columns, zero,
     WG: gl.constexpr, CONSUMERS: gl.constexpr, PING_PONG: gl.constexpr, CUT_RIGHT: gl.constexpr, CUT_LEFT: gl.constexpr,
-    SECOND: gl.constexpr, V_SECOND: gl.constexpr, SHARED_EXP2: gl.constexpr,
+    SECOND: gl.constexpr, V_SECOND: gl.constexpr,
 ):  # fmt: skip
     """Block count: S = Q K^T; behind it P V of the block before; the softmax of S while that runs."""
     MASKED: gl.constexpr = CUT_RIGHT or CUT_LEFT
@@ -101,8 +101,7 @@ def step(
     s = mask_scores(s, key, first_key, end_key, columns, CUT_RIGHT, CUT_LEFT)
     m_new = gl.maximum(m_i, gl.max(s, 1) * scale)
     pivot = pivot_of(m_new, MASKED)
-    p_new = s * scale - pivot[:, None]
-    p_new = exp2_shared(p_new, SHARED_EXP2) if SHARED_EXP2 and not MASKED else gl.exp2(p_new)
+    p_new = gl.exp2(s * scale - pivot[:, None])
     alpha = gl.exp2(m_i - pivot)
     l_i = l_i * by_row(alpha, l_i) + partial_sums(p_new)
     p = gl.convert_layout(p_new.to(k_sm[0].dtype), p.type.layout)
@@ -174,7 +173,6 @@ def consumer(WG: gl.constexpr, descs, lse_ptr, buffers, sizes, scale, variant: g
     SECOND: gl.constexpr = variant[6]
     V_SECOND: gl.constexpr = variant[7]
     Q_REGISTERS: gl.constexpr = variant[8]
-    SHARED_EXP2: gl.constexpr = variant[9]
     q_sm, k_sm, v_sm, tile, q_full, q_empty, k_full, v_full = buffers
     q_heads, q_len, kv_len, left, right = sizes
     SLOTS: gl.constexpr = q_full.shape[0]
@@ -239,20 +237,20 @@ def consumer(WG: gl.constexpr, descs, lse_ptr, buffers, sizes, scale, variant: g
             for i in range(end - 1 - full_end):
                 acc, acc_2, p, m_i, l_i = step(
                     acc, acc_2, p, m_i, l_i, operands, k_sm, v_sm, k_full, v_full, count, scale, (end - 2 - i) * BN,
-                    first_key, end_key, columns, zero, WG, CONSUMERS, PING_PONG, True, LEFT, SECOND, V_SECOND, SHARED_EXP2,
+                    first_key, end_key, columns, zero, WG, CONSUMERS, PING_PONG, True, LEFT, SECOND, V_SECOND,
                 )  # fmt: skip
                 count += 1
         for _ in range(full_end - full_first):
             acc, acc_2, p, m_i, l_i = step(
                 acc, acc_2, p, m_i, l_i, operands, k_sm, v_sm, k_full, v_full, count, scale, 0, first_key, end_key,
-                columns, zero, WG, CONSUMERS, PING_PONG, False, False, SECOND, V_SECOND, SHARED_EXP2,
+                columns, zero, WG, CONSUMERS, PING_PONG, False, False, SECOND, V_SECOND,
             )  # fmt: skip
             count += 1
         if LEFT:
             for i in range(full_first - first):
                 acc, acc_2, p, m_i, l_i = step(
                     acc, acc_2, p, m_i, l_i, operands, k_sm, v_sm, k_full, v_full, count, scale, (full_first - 1 - i) * BN,
-                    first_key, end_key, columns, zero, WG, CONSUMERS, PING_PONG, False, True, SECOND, V_SECOND, SHARED_EXP2,
+                    first_key, end_key, columns, zero, WG, CONSUMERS, PING_PONG, False, True, SECOND, V_SECOND,
                 )  # fmt: skip
                 count += 1
         # the tile's last P V, with the next tile's first Q K^T behind it
@@ -293,7 +291,7 @@ def attention_forward(
     tiles, q_tiles, q_heads, group, heads_in_group, q_len, kv_len, left, right,
     CONSUMERS: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, PING_PONG: gl.constexpr,
     LEFT: gl.constexpr, RIGHT: gl.constexpr, ONE_MASKED: gl.constexpr, Q_SLOTS: gl.constexpr,
-    OWN_BLOCKS: gl.constexpr, SECOND: gl.constexpr, V_SECOND: gl.constexpr, Q_REGISTERS: gl.constexpr, SHARED_EXP2: gl.constexpr,
+    OWN_BLOCKS: gl.constexpr, SECOND: gl.constexpr, V_SECOND: gl.constexpr, Q_REGISTERS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """q (B, Hq, Sq, D), k (B, Hkv, Skv, D), v (B, Hkv, Skv, Dv) -> o (B, Hq, Sq, Dv), lse (B, Hq, Sq) fp32, natural log.
@@ -303,7 +301,7 @@ def attention_forward(
     warpgroup) has a second block that the right bound cuts. OWN_BLOCKS: a warpgroup computes only the blocks that its
     own rows see. SECOND, V_SECOND: columns of the second piece of the head dim and of the values' dim, or 0; the
     descriptors with a 2 are theirs, else None. V's first piece has as many columns as Q's, where O is staged. Q_REGISTERS:
-    but for a tile's first block, Q is an operand in registers. SHARED_EXP2: see `exp2_shared`.
+    but for a tile's first block, Q is an operand in registers.
     """
     BN: gl.constexpr = desc_k.block_type.shape[2]
     D: gl.constexpr = desc_k.block_type.shape[3]
@@ -319,7 +317,7 @@ def attention_forward(
     if not V_SECOND:
         desc_v2, desc_o2 = desc_v, desc_o
     descs = ((desc_q, desc_q2), (desc_k, desc_k2), (desc_v, desc_v2), (desc_o, desc_o2))
-    variant: gl.constexpr = (CONSUMERS, PING_PONG, LEFT, RIGHT, ONE_MASKED, OWN_BLOCKS, SECOND, V_SECOND, Q_REGISTERS, SHARED_EXP2)
+    variant: gl.constexpr = (CONSUMERS, PING_PONG, LEFT, RIGHT, ONE_MASKED, OWN_BLOCKS, SECOND, V_SECOND, Q_REGISTERS)
     if CONSUMERS == 2:
         gl.warp_specialize(
             [

@@ -120,7 +120,7 @@ def forward_plan(spec: AttentionSpec) -> Plan:
     q_tiles = -(-spec.q_len // tile.block_q)
     tiles = q_tiles * spec.batch * spec.q_heads
     constants = (tile.consumers, tile.stages, tile.v_stages, tile.ping_pong, has_left, is_cut, one_masked, tile.q_slots)
-    constants += (tile.own_blocks, second, v_second, tile.q_registers, tile.shared_exp2, tile.consumer_registers, tile.producer_registers)
+    constants += (tile.own_blocks, second, v_second, tile.q_registers, tile.consumer_registers, tile.producer_registers)
     return Plan(
         tile,
         columns,

@@ -22,7 +22,6 @@ class ForwardTile:
         ping_pong: two warpgroups take turns to issue Q K^T; needs that they compute the same blocks.
         own_blocks: each warpgroup computes only the blocks that its own 64 rows see, instead of the tile's.
         q_registers: Q is an operand in registers but for a tile's first block: less through the port of shared memory, if they suffice.
-        shared_exp2: one in so many exponentials of full blocks is a polynomial; 0: none.
         q_slots: Q buffers; with two, the next tile's Q is there before this tile ends.
         ctas: that share a multiprocessor, 1 or 2. With 2 they hide one another's latency where tiles are short, though
             104 registers a thread are so few that ptxas waits for each product at once (C7512).
@@ -37,7 +36,6 @@ class ForwardTile:
     ping_pong: bool = False
     own_blocks: bool = False
     q_registers: bool = False
-    shared_exp2: int = 0
     q_slots: int = 2
     ctas: int = 1
     consumer_registers: int = 240

@@ -54,14 +54,14 @@ def _of_pairs(keep: Callable[[Tensor, Tensor, Tensor], Tensor]) -> Callable[[Pro
 
 
 def _rule(problem: Problem, blocks: Blocks, partial: Tensor, full: Tensor, rule: ElementRule) -> BlockLayout:
-    batch, heads, _rows, columns = partial.shape
+    batch, heads = partial.shape[:2]
     return BlockLayout(
         q_len=problem.q_len,
         kv_len=problem.k_len,
         block_q=blocks.block[0],
         block_kv=blocks.block[1],
-        full=BlockLists.from_bool(full.reshape(-1, columns)),
-        partial=BlockLists.from_bool(partial.reshape(-1, columns)),
+        full=BlockLists.from_bool(full.flatten(0, -2)),
+        partial=BlockLists.from_bool(partial.flatten(0, -2)),
         rule=rule,
         batch=batch,
         heads=heads,

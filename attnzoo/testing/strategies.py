@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
+from attnzoo.testing.blocks import LAYOUTS
 from attnzoo.testing.problem import DTYPES, Blocks, Problem, Segments, Sinks, Table
 
 __all__ = ["ALL_FEATURES", "problems", "problems_of_variant"]
@@ -37,23 +38,6 @@ ID_STORAGES = ("contiguous", "step", "expand_batch")
 SINK_STORAGES = ("contiguous", "step_dim")
 MASK_KINDS = ("random", "sparse", "all", "none", "empty_rows", "padding", "left_padding", "triangle", "one_key", "checker")
 BIAS_KINDS = ("random", "zeros", "alibi", "minus_inf", "minus_inf_rows", "min")
-LAYOUT_KINDS = (
-    "random",
-    "all",
-    "none",
-    "diagonal",
-    "empty_rows",
-    "empty_columns",
-    "last_column",
-    "causal",
-    "causal_end",
-    "window",
-    "pairs",
-    "one_pair",
-    "all_partial",
-    "band_rule",
-    "segment_rule",
-)
 BANDS = ("causal", "top_left", "bottom_right", "window")
 EXTRAS = ("mask", "bias", "bias_grad", "segments", "layout", "softcap", "sinks", "dropout", "lse", "deterministic")
 ALL_FEATURES = frozenset((*BANDS, *EXTRAS, "grouped_heads", "value_dim"))
@@ -97,7 +81,7 @@ def problems(
         made["segments"] = Segments(kind, storage=draw(st.sampled_from(ID_STORAGES)))
     if wants("layout"):
         block = draw(st.sampled_from(((16, 16), (32, 16), (16, 32), (64, 64), (128, 128), (256, 256), (20, 24))))
-        made["layout"] = Blocks(draw(st.sampled_from(LAYOUT_KINDS)), block, draw(st.sampled_from(("11", "b1", "1h", "bh"))))
+        made["layout"] = Blocks(draw(st.sampled_from(tuple(LAYOUTS))), block, draw(st.sampled_from(("11", "b1", "1h", "bh"))))
     if wants("softcap"):
         made["softcap"] = draw(st.sampled_from((0.5, 5.0, 50.0)))
     if wants("sinks"):

@@ -43,7 +43,13 @@ class Prepared:
         q, k, v, grad_o = workload.tensors()
         layout = workload.block_layout(q.device)
         spec = AttentionSpec.of(q, k, v, layout=layout, **workload.call_options())
-        return cls(backend, workload, spec, q, k, v, grad_o, layout, sums_of({"q": q, "k": k, "v": v, "grad_o": grad_o}))
+        sums = sums_of({"q": q, "k": k, "v": v, "grad_o": grad_o})
+        return cls(backend, workload, spec, q, k, v, grad_o, layout, sums)
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """What a backend may read and not write."""
+        return {"q": self.q, "k": self.k, "v": self.v, "grad_o": self.grad_o}
 
     def forward(self) -> Tensor:
         inputs = AttentionInputs.of(self.spec, self.q, self.k, self.v, layout=self.layout)
@@ -80,12 +86,11 @@ class Prepared:
     def assert_right(self, found: dict[str, Tensor]) -> None:
         """Judge o, dq, dk, dv, or some of them; raises ConformanceError."""
         self.assert_inputs_unwritten()
-        inputs = {"q": self.q, "k": self.k, "v": self.v, "grad_o": self.grad_o}
-        assert_right(self.workload, self.spec, inputs, self.layout, found)
+        assert_right(self.workload, self.spec, self.tensors, self.layout, found)
 
     def assert_inputs_unwritten(self) -> None:
         """Results of inputs that a backend changed would be right for those; raises ConformanceError."""
-        now = sums_of({"q": self.q, "k": self.k, "v": self.v, "grad_o": self.grad_o})
+        now = sums_of(self.tensors)
         written = [name for name, total in self.sums.items() if total != now[name]]
         require(not written, f"it wrote to {', '.join(written)}")
 

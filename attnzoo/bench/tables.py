@@ -40,16 +40,18 @@ def reasons(cells: Sequence[Cell]) -> list[tuple[str, str, str]]:
     found: dict[tuple[str, str], list[str]] = {}
     for cell in cells:
         if cell.status != "time":
-            found.setdefault((cell.backend, f"{cell.status}: {cell.detail}" if cell.detail else cell.status), []).append(
-                cell.workload.title
-            )
+            found.setdefault((cell.backend, _why(cell)), []).append(cell.workload.title)
     return [("; ".join(dict.fromkeys(titles)), backend, why) for (backend, why), titles in found.items()]
+
+
+def _why(cell: Cell) -> str:
+    """What a cell without a time has instead."""
+    return f"{cell.status}: {cell.detail}" if cell.detail else cell.status
 
 
 def _row(results: Results, cell: Cell) -> tuple[str, ...]:
     if cell.status != "time":
-        reason = f"{cell.status}: {cell.detail}" if cell.detail else cell.status
-        return (cell.workload.title, cell.backend, reason, *[""] * (len(COLUMNS) - 3))
+        return (cell.workload.title, cell.backend, _why(cell), *[""] * (len(COLUMNS) - 3))
     copy = results.machine.get("ceilings", {}).get("copy")
     relative = results.relative(cell)
     return (

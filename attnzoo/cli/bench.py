@@ -223,14 +223,14 @@ def _terminal_sections(results: Results, width: int) -> list[Section]:
     """Tables no wider than the terminal, and the reasons of the cells without a time below them."""
     from attnzoo.bench.tables import COLUMNS, REASONS, family_tables, fitted, reasons
 
-    made, left_out = [], set()
+    made, left_out, families = [], set(), results.families()
     for family, rows in family_tables(results):
-        cells = results.families()[family]
+        cells = families[family]
         columns, shown = fitted(cells, rows, width)
         left_out |= set(COLUMNS) - set(columns)
         made.append(Section(family, columns, shown))
-        if reasons(cells):
-            made.append(Section("", REASONS, reasons(cells)))
+        if why := reasons(cells):
+            made.append(Section("", REASONS, why))
     if left_out:
         named = ", ".join(name for name in COLUMNS if name in left_out)
         typer.echo(f"note: {named} left out, the terminal is {width} columns wide; --format md shows all", err=True)

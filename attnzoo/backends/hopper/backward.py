@@ -15,10 +15,10 @@ from attnzoo.backends.hopper.backward_block import (
     allocate,
     await_stage,
     begin,
-    drain,
+    end_producer,
     issue_scores,
     load_keys,
-    load_queries,
+    load_query_block,
     place,
     positions,
     put_sums,
@@ -56,9 +56,9 @@ def producer(desc_k, descs, kv, queries, walk, q_heads, kv_heads, group, width):
     row = start_row
     for i in range(steps):
         await_stage(EMPTY_FIRST, i, STAGES)
-        load_queries(descs, kv, queries, i, batch, head, q_heads, row, kv_head, key)
+        load_query_block(descs, kv, queries, i, batch, head, q_heads, row, kv_head, key)
         head, row = next_block(head, row, first_row, start_row, end_row, BM)
-    drain(kv, steps, STAGES)
+    end_producer(kv, steps, STAGES)
 
 
 @gluon.jit

@@ -27,6 +27,7 @@ from attnzoo.backends.hopper.names import (
     warpgroup_mma,
     warpgroup_mma_wait,
 )
+from attnzoo.backends.hopper.stages import drain
 
 LOG2E: gl.constexpr = gl.constexpr(1.4426950408889634)
 READERS: gl.constexpr = gl.constexpr(2 * 128 + 32)  # threads at a stage's barrier: two consumer warpgroups and the producer warp
@@ -94,7 +95,7 @@ def await_stage(EMPTY: gl.constexpr, count, STAGES: gl.constexpr):
 
 
 @gluon.jit
-def load_queries(descs, kv, queries, count, batch, head, q_heads, row, kv_head, key):
+def load_query_block(descs, kv, queries, count, batch, head, q_heads, row, kv_head, key):
     """Copy the count-th query block into its stage, whose first half is free; the first one asks for V as well."""
     desc_q, desc_v, desc_do, desc_lse, desc_delta = descs
     _, v_sm, kv_full = kv
@@ -115,13 +116,12 @@ def load_queries(descs, kv, queries, count, batch, head, q_heads, row, kv_head, 
 
 
 @gluon.jit
-def drain(kv, count, STAGES: gl.constexpr):
-    """End of the producer after `count` query blocks: leave no barrier half full."""
+def end_producer(kv, count, STAGES: gl.constexpr):
+    """After `count` query blocks: leave no barrier half full."""
     if count == 0:
         mbarrier.arrive(kv[2].index(1), count=1)  # nobody sees these keys: V is not needed
-    for i in range(gl.maximum(count - STAGES, 0), count):
-        barrier_sync(EMPTY_FIRST + i % STAGES, READERS)
-        barrier_sync(EMPTY_SECOND + i % STAGES, READERS)
+    drain(count, EMPTY_FIRST, STAGES, 2)
+    drain(count, EMPTY_SECOND, STAGES, 2)
 
 
 @gluon.jit

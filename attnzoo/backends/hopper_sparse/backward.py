@@ -11,10 +11,10 @@ from attnzoo.backends.hopper.backward_block import (
     allocate,
     await_stage,
     begin,
-    drain,
+    end_producer,
     issue_scores,
     load_keys,
-    load_queries,
+    load_query_block,
     place,
     positions,
     put_sums,
@@ -72,9 +72,9 @@ def producer(desc_k, descs, kv, queries, facts, lists, walk, bounds, variant: gl
                 is_cut = key + kv[0].shape[0] > kv_len
                 where = gl.where(is_partial, where, -1)
                 put_facts(facts, stage, (gl.where(is_partial | is_cut, row, -1), where, key - row - low, key - row - high))
-            load_queries(descs, kv, queries, count, batch, head, q_heads, row, kv_head, key)
+            load_query_block(descs, kv, queries, count, batch, head, q_heads, row, kv_head, key)
             count += 1
-    drain(kv, count, STAGES)
+    end_producer(kv, count, STAGES)
 
 
 @gluon.jit

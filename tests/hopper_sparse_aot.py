@@ -30,6 +30,7 @@ LAYOUTS = {
     "bits": lambda: BlockLayout.from_dense(torch.rand(LENGTH, LENGTH, generator=torch.Generator().manual_seed(0)) < 0.5),
     "documents": lambda: layouts.documents([300, 724]),
     "packed": lambda: layouts.documents([300, 724], causal=True),
+    "window": lambda: layouts.sliding_window(LENGTH, window=200),
 }
 
 

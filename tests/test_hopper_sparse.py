@@ -21,7 +21,7 @@ SCRIPT = Path(__file__).with_name("hopper_sparse_aot.py")
 SHARED_BYTES = 227 * 1024
 
 PROCESSES = (  # one process a line
-    ("forward-128-random", "forward-128-causal", "forward-128-documents"),
+    ("forward-128-random", "forward-128-causal", "forward-128-window", "forward-128-documents"),
     ("forward-64-narrow", "forward-64-bits", "backward-64-random", "backward-64-bits"),
     ("backward-128-random", "backward-128-causal", "backward-128-documents"),
     ("forward-128-packed", "forward-64-packed", "backward-64-packed"),
@@ -30,10 +30,9 @@ PROCESSES = (  # one process a line
 
 # Bytes that may spill, written and read: where partial blocks are tested, and in the producer that describes them.
 SPILLS = {
-    "forward-128-causal": 24,
-    "forward-128-documents": 204,
-    "forward-128-packed": 828,
-    "forward-64-packed": 32,
+    "forward-128-documents": 24,
+    "forward-128-packed": 72,
+    "forward-128-window": 24,
     "backward-64-bits": 300,
     "backward-64-causal": 236,
     "backward-64-documents": 1200,

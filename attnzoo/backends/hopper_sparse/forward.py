@@ -11,6 +11,7 @@ from attnzoo.backends.hopper.names import gl, gluon, mbarrier, tma_store_wait, w
 from attnzoo.backends.hopper.products import issue_scores
 from attnzoo.backends.hopper.softmax import LN2, LOG2E, by_row, partial_sums, pivot_of
 from attnzoo.backends.hopper.stages import allocate, barriers, drain, load_block, load_queries, release, store_output, wait_for
+from attnzoo.backends.hopper_sparse.ids import load_ids
 
 # What the producer tells of a tile: first row (-1: no more tiles), batch, head, key tiles to be tested and in all, where its list
 # begins, how many of it are partial blocks (-1: the row has no block), and where their bits begin.
@@ -103,7 +104,7 @@ def test_scores(s, step, facts, rows, columns, blocks_ptr, rule, sizes, variant:
     """-inf where a pair of the step-th tile of a row may not attend."""
     BLOCK_Q: gl.constexpr = variant[2]
     BLOCK_KV: gl.constexpr = variant[3]
-    batch, entry, partials, first_place = facts
+    row, batch, entry, partials, first_place = facts
     bits_ptr, low, high, q_ids, q_batch, kv_ids, kv_batch = rule
     _, q_len, kv_len = sizes
     BN: gl.constexpr = columns.shape[0]
@@ -112,16 +113,19 @@ def test_scores(s, step, facts, rows, columns, blocks_ptr, rule, sizes, variant:
     column = step % KEY_TILES * BN
     key = block * BLOCK_KV + column
     end = gl.where(partials < 0, 0, kv_len - key)  # a row without a block attends to nothing of the one that was loaded
-    s = gl.where((columns < end)[None, :], s, -float("inf"))
+    if end < BN:
+        s = gl.where((columns < end)[None, :], s, -float("inf"))
     if step // KEY_TILES < partials:
-        distance = (key + columns)[None, :] - rows[:, None]
+        # a branch a bound: most blocks that a band cuts are cut by one of them
         if variant[5]:
-            s = gl.where(distance >= low, s, -float("inf"))
+            if row + (64 * variant[0] - 1) + low > key:
+                s = gl.where((rows + (low - key))[:, None] <= columns[None, :], s, -float("inf"))
         if variant[6]:
-            s = gl.where(distance <= high, s, -float("inf"))
+            if row + high < key + (BN - 1):
+                s = gl.where((rows + (high - key))[:, None] >= columns[None, :], s, -float("inf"))
         if variant[7]:
             q_id = gl.load(q_ids + batch.to(gl.int64) * q_batch + rows, mask=rows < q_len, other=0)
-            kv_id = gl.load(kv_ids + batch.to(gl.int64) * kv_batch + key + columns, mask=columns < end, other=0)
+            kv_id = gl.convert_layout(load_ids(kv_ids + batch.to(gl.int64) * kv_batch + key, end, BN), columns.type.layout)
             if q_id.dtype != kv_id.dtype:  # int8 and uint8 would be compared bit by bit
                 q_id = q_id.to(gl.int64)
                 kv_id = kv_id.to(gl.int64)
@@ -194,7 +198,7 @@ def consumer(WG: gl.constexpr, desc_o, lse_ptr, blocks_ptr, rule, buffers, sizes
         head = fact_at(tile, slot * FACTS + 2)
         tested = fact_at(tile, slot * FACTS + 3)
         total = fact_at(tile, slot * FACTS + 4)
-        facts = (batch, fact_at(tile, slot * FACTS + 5), fact_at(tile, slot * FACTS + 6), fact_at(tile, slot * FACTS + 7))
+        facts = (row, batch, fact_at(tile, slot * FACTS + 5), fact_at(tile, slot * FACTS + 6), fact_at(tile, slot * FACTS + 7))
         rows = row + offsets
         acc = gl.zeros([64, D], gl.float32, o_layout)
         if tested > 0:

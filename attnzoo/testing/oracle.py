@@ -7,6 +7,8 @@
 Z is dropout's factor, dS' is dS times the derivative of the soft cap. Beside each result stand its two
 amounts, the result's formula with every product and sum taken in absolute value: what rounding may cost. In the
 second, A', each P_ij is multiplied by `1 + |scale| sum_d |q_id k_jd| + |bias_ij| + |lse_i|`, the rounding of its exponent.
+
+Where a result has few pairs or few elements, A counts more: the yardstick of a few roundings can be right by luck.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from attnzoo.testing.rules import allowed_pairs, dropout_factor
 
 __all__ = ["Results", "Truth", "solve", "sum_to"]
 
+FEW = 8.0  # pairs or elements, up to which A allows for the whole of their rounding, less and less beyond
 ABSORBS = 2.0**26  # a bias beyond this swallows an ordinary score whole: no rounding is left to forgive
 
 
@@ -81,7 +84,23 @@ def solve(call: Call) -> Truth:
             steep = replace(state, slope=2 - state.slope)  # 1 - tanh^2 cancels where the cap saturates: in size it is 1 + tanh^2
             second = _backward(call, steep, state.p * condition, state.p_sink * sink_condition, absolute=True)
             amounts |= {f"d{name}": (first[name], second[name]) for name in grads}
-        return Truth(Results(o, lse, grads), amounts, empty_rows)  # type: ignore[arg-type]
+        results, pairs = Results(o, lse, grads), _number(state.p * state.dropout)
+        for name, result in results.named().items():
+            # eps/4 of it: all of P's rounding, or that of dS, and of the result's own, eps/2 each
+            large = amounts[name][0] * (1 + 4 * _fewness(pairs)) + 2 * result.abs() * _fewness(_number(result))
+            amounts[name] = large, amounts[name][1]
+        return Truth(results, amounts, empty_rows)  # type: ignore[arg-type]
+
+
+def _number(tensor: Tensor) -> float:
+    """Of elements that count: all of them where they are alike, 1 where one dwarfs the rest, 0 where all are 0."""
+    squares = float(tensor.square().sum())
+    return float(tensor.abs().sum()) ** 2 / squares if squares else 0.0
+
+
+def _fewness(number: float) -> float:
+    """1 up to FEW, then towards 0."""
+    return FEW / max(FEW, number)
 
 
 def _forward(call: Call) -> tuple[_State, Tensor, Tensor, Tensor]:

@@ -86,10 +86,16 @@ def solve(call: Call) -> Truth:
             amounts |= {f"d{name}": (first[name], second[name]) for name in grads}
         results, pairs = Results(o, lse, grads), _number(state.p * state.dropout)
         for name, result in results.named().items():
-            # eps/4 of it: all of P's rounding, or that of dS, and of the result's own, eps/2 each
-            large = amounts[name][0] * (1 + 4 * _fewness(pairs)) + 2 * result.abs() * _fewness(_number(result))
-            amounts[name] = large, amounts[name][1]
+            # eps/4 of it: all of P's rounding, or that of dS, eps/2, and of the result's own, eps/2 in its dtype
+            own = 2 * _own_rounding(call, name) * _fewness(_number(result))
+            amounts[name] = amounts[name][0] * (1 + 4 * _fewness(pairs)) + own * result.abs(), amounts[name][1]
         return Truth(results, amounts, empty_rows)  # type: ignore[arg-type]
+
+
+def _own_rounding(call: Call, name: str) -> float:
+    """The eps of a result's dtype as a share of the eps that it is judged by."""
+    epsilon = torch.finfo(call.q.dtype if name == "o" else call.leaf(name[1:]).dtype).eps
+    return epsilon / max(epsilon, torch.finfo(call.q.dtype).eps)
 
 
 def _number(tensor: Tensor) -> float:

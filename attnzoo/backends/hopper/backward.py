@@ -11,11 +11,12 @@ so that nobody has to zero it.
 
 from attnzoo.backends.hopper.backward_block import (
     LOG2E,
+    READERS,
     add_products,
+    addresses,
     allocate,
     await_stage,
     begin,
-    end_producer,
     issue_scores,
     load_keys,
     load_query_block,
@@ -25,7 +26,7 @@ from attnzoo.backends.hopper.backward_block import (
     send_dq,
     store_sums,
 )
-from attnzoo.backends.hopper.barriers import EMPTY_FIRST, dependency_wait, launch_dependents
+from attnzoo.backends.hopper.barriers import EMPTY_FIRST, EMPTY_SECOND, barrier_sync, dependency_wait, launch_dependents
 from attnzoo.backends.hopper.names import gl, gluon, mbarrier
 from attnzoo.backends.hopper.schedule import query_blocks
 
@@ -58,7 +59,12 @@ def producer(desc_k, descs, kv, queries, walk, q_heads, kv_heads, group, width):
         await_stage(EMPTY_FIRST, i, STAGES)
         load_query_block(descs, kv, queries, i, batch, head, q_heads, row, kv_head, key)
         head, row = next_block(head, row, first_row, start_row, end_row, BM)
-    end_producer(kv, steps, STAGES)
+    if steps == 0:
+        mbarrier.arrive(kv[2].index(1), count=1)  # nobody sees these keys: V is not needed
+    # Leave no barrier half full. In one loop: beside two, what all partitions begin with is hoisted above their branch, into registers.
+    for i in range(gl.maximum(steps - STAGES, 0), steps):
+        barrier_sync(EMPTY_FIRST + i % STAGES, READERS)
+        barrier_sync(EMPTY_SECOND + i % STAGES, READERS)
 
 
 @gluon.jit
@@ -95,7 +101,8 @@ def consumer(
     mbarrier.wait(kv[2].index(0), 0)
     mbarrier.wait(kv[2].index(1), 0)
     for i in range(steps):
-        s, dp, lse = issue_scores(operands, queries, zeros, i, LSE_EARLY)
+        known = addresses(WG, queries, ds_sm, i)
+        s, dp, lse = issue_scores(operands, queries, zeros, i, known, LSE_EARLY)
         if RIGHT:
             if row < cut_below:
                 first_query = gl.where(keys < kv_len - key, keys + (key - right - row), FAR)  # a key past the end is seen by none
@@ -103,7 +110,7 @@ def consumer(
         if LEFT:
             if row > cut_above:
                 s = gl.where((keys + (key - left - row))[:, None] >= columns[None, :], s, -float("inf"))
-        dk, dv = add_products(WG, s, dp, lse, dk, dv, scale, operands, queries, zeros, ds_sm, dqs, i, LSE_EARLY)
+        dk, dv = add_products(WG, s, dp, lse, dk, dv, scale, operands, queries, zeros, ds_sm, dqs, i, known, LSE_EARLY)
         row += BM
         if row >= end_row:
             row = first_row

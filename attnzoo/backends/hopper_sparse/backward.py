@@ -11,7 +11,6 @@ from attnzoo.backends.hopper.backward_block import (
     allocate,
     await_stage,
     begin,
-    end_producer,
     issue_scores,
     load_keys,
     load_query_block,
@@ -21,9 +20,10 @@ from attnzoo.backends.hopper.backward_block import (
     send_dq,
     store_sums,
 )
-from attnzoo.backends.hopper.barriers import DQ_FULL, EMPTY_FIRST, barrier_sync, dependency_wait, launch_dependents, uniform
+from attnzoo.backends.hopper.barriers import DQ_FULL, EMPTY_FIRST, EMPTY_SECOND, barrier_sync, dependency_wait, launch_dependents, uniform
 from attnzoo.backends.hopper.facts import allocate_facts, fact_at, put_facts
 from attnzoo.backends.hopper.names import gl, gluon, mbarrier
+from attnzoo.backends.hopper.stages import drain
 
 # What the producer tells of a query tile: its first row, or -1 if nothing of it must be tested; the place of its block's bits, or -1 if
 # only the end of the keys cuts it; and how far a query may be beyond a key, both counted within the tile, by the band's two bounds.
@@ -74,7 +74,10 @@ def producer(desc_k, descs, kv, queries, facts, lists, walk, bounds, variant: gl
                 put_facts(facts, stage, (gl.where(is_partial | is_cut, row, -1), where, key - row - low, key - row - high))
             load_query_block(descs, kv, queries, count, batch, head, q_heads, row, kv_head, key)
             count += 1
-    end_producer(kv, count, STAGES)
+    if count == 0:
+        mbarrier.arrive(kv[2].index(1), count=1)  # nobody sees these keys: V is not needed
+    drain(count, EMPTY_FIRST, STAGES, 2)
+    drain(count, EMPTY_SECOND, STAGES, 2)
 
 
 @gluon.jit
@@ -142,14 +145,14 @@ def consumer(WG: gl.constexpr, desc_dk, desc_dv, scale, kv, queries, ds_sm, dqs,
     mbarrier.wait(kv[2].index(1), 0)
     steps = uniform(steps)
     for i in range(steps):
-        s, dp, lse = issue_scores(operands, queries, zeros, i, LSE_EARLY)
+        s, dp, lse = issue_scores(operands, queries, zeros, i, (), LSE_EARLY)
         if TESTED:
             stage = i % STAGES
             row = fact_at(facts, stage * FACTS)
             if row >= 0:
                 batch, _ = place(kv_heads, width)
                 s = test_scores(s, facts, stage, row, batch, keys, columns, rule, lengths, variant)
-        dk, dv = add_products(WG, s, dp, lse, dk, dv, scale, operands, queries, zeros, ds_sm, dqs, i, LSE_EARLY)
+        dk, dv = add_products(WG, s, dp, lse, dk, dv, scale, operands, queries, zeros, ds_sm, dqs, i, (), LSE_EARLY)
     put_sums(dk, dv, scale, operands)
     batch, kv_head = place(kv_heads, width)  # worked out here: fewer registers in the loop
     key = fact_at(facts, facts.shape[0] - 1)

@@ -92,6 +92,65 @@ def test_a_sink_in_fp32_may_take_its_gradient_from_an_o_in_fp16() -> None:
     judged(FEW_ROWS, emulation.run(make_call(FEW_ROWS)))
 
 
+FEW_ROUNDINGS = {
+    "found on a GPU": Problem(
+        q_heads=9,
+        kv_heads=3,
+        q_len=7,
+        kv_len=1,
+        head_dim=16,
+        value_dim=1,
+        dtype="float16",
+        causal=True,
+        align="bottom_right",
+        scale=1.0,
+        dropout_p=0.9,
+        dropout_seed=11400714819323198485,
+        sinks=Sinks(),
+        storage=("contiguous", "expand_heads", "contiguous"),
+        grads=(),
+        seed=8,
+    ),
+    "a pair": Problem(
+        batch=1, kv_heads=1, q_len=1, kv_len=1, head_dim=4, value_dim=1, dtype="bfloat16", sinks=Sinks(), grads=("q", "k", "v", "sinks")
+    ),
+    "a sink in fp32": Problem(
+        batch=1,
+        kv_heads=1,
+        q_len=1,
+        kv_len=2,
+        head_dim=4,
+        value_dim=2,
+        dtype="float16",
+        sinks=Sinks("random", "float32"),
+        grads=("q", "k", "v", "sinks"),
+    ),
+    "dropout leaves little": Problem(
+        batch=1, q_heads=1, kv_heads=1, q_len=5, kv_len=3, head_dim=1, value_dim=4, dtype="float16", dropout_p=0.9, dropout_seed=3
+    ),
+    "one query": Problem(
+        kv_heads=2, q_len=1, kv_len=4, head_dim=1, value_dim=1, dtype="bfloat16", bias=Table(), grads=("q", "k", "v", "bias")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FEW_ROUNDINGS)
+def test_a_few_roundings_are_not_judged_by_luck(name: str) -> None:
+    """The yardstick of a pair or two can be right by chance, and nothing else be near enough: 1 in 100 such problems failed."""
+    for number in range(150):
+        problem = replace(FEW_ROUNDINGS[name], seed=FEW_ROUNDINGS[name].seed + number)
+        judged(problem, emulation.run(make_call(problem)))
+
+
+def test_a_whole_rounding_too_far_is_found_in_a_single_element() -> None:
+    """Few roundings are allowed for whole, not more: twice of them is found."""
+    problem = Problem(batch=1, q_heads=1, kv_heads=1, q_len=1, kv_len=1, head_dim=4, value_dim=1, dtype="float16", grads=())
+    results = emulation.run(make_call(problem))
+    off = results.o * (1 + 4 * torch.finfo(torch.float16).eps)
+    with pytest.raises(ConformanceError, match="o: max"):
+        judged(problem, Results(off, results.lse, {}))
+
+
 EVERY_GRADIENT = Problem(
     q_heads=4,
     kv_heads=2,

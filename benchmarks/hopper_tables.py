@@ -77,6 +77,11 @@ def measured(results: dict[str, Any]) -> str:
     steps = [row for row in rows if row["pass"] == "step"]
     if steps:
         parts += ["### GPT-2 medium, a training step of 16384 tokens, bf16 autocast, no compile: tokens/s", steps_of(steps)]
+    later: dict[str, list[str]] = {}
+    for row in rows:
+        if "commit" in row:
+            later.setdefault(row["commit"], []).append(row["cell"].partition(" ")[2])
+    parts += [f"Measured in another run, at commit {commit}: {', '.join(cells)}." for commit, cells in later.items()]
     if late:
         parts.append("The host could not launch these ahead of the GPU, so that their times hold its share: " + ", ".join(late) + ".")
     return "\n\n".join(parts)

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from attnzoo.testing.budget import assert_within_budget
-    from attnzoo.testing.case import Case, Outcome, run_case
+    from attnzoo.testing.case import Case, run_case
     from attnzoo.testing.failure import ConformanceError
     from attnzoo.testing.inputs import Call, make_call
+    from attnzoo.testing.outcome import Outcome
     from attnzoo.testing.problem import Blocks, Problem, Segments, Sinks, Table
     from attnzoo.testing.subject import Subject
     from attnzoo.testing.suite import BackendConformance
@@ -23,7 +24,7 @@ _HOMES = {
     "Call": "inputs",
     "Case": "case",
     "ConformanceError": "failure",
-    "Outcome": "case",
+    "Outcome": "outcome",
     "Problem": "problem",
     "Segments": "problem",
     "Sinks": "problem",

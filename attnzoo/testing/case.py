@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import unittest
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from attnzoo.testing.failure import ConformanceError, NotApplicable, ReducedError
+from attnzoo.testing.outcome import Outcome
 from attnzoo.testing.problem import DTYPES, Problem
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from attnzoo.testing.subject import Subject
 
-__all__ = ["Case", "Outcome", "judged_problem", "run_case"]
+__all__ = ["Case", "judged_problem", "run_case"]
 
 OTHER_CHECKS = frozenset({"all_reasons", "declaration", "named_without_gpu", "unclaimed_device", "unclaimed_dtype", "without_triton"})
 """Those that look at no result: at refusals, at what the backend says of itself, at what importing it needs."""
@@ -33,8 +33,6 @@ FORWARD_CHECKS = frozenset(
     }
 )
 """Those that compute no gradient, whatever the problem says."""
-
-Check = Callable[["Subject", Problem, "torch.device"], "Outcome | None"]
 
 
 @dataclass(frozen=True)
@@ -75,22 +73,6 @@ class Case:
     def is_about_lse(self) -> bool:
         """Whether nothing is left to judge without the lse: the loss reads it alone, or the name says that it is the point."""
         return self.problem.loss == "lse" or "lse" in self.name.split("-")
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a case that did not fail.
-
-    Attributes:
-        kind: "passed", "forward only" (the gradients were refused, the same call without them passed), "refused" or
-            "not applicable".
-        reasons: the backend's own, or what the machine lacks.
-        without_lse: the call was refused; what passed is the same one without its lse.
-    """
-
-    kind: str
-    reasons: tuple[str, ...] = ()
-    without_lse: bool = False
 
 
 def run_case(subject: Subject, case: Case, device: str | torch.device) -> Outcome:

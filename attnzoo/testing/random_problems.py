@@ -11,9 +11,10 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 
 from attnzoo.pytest_plugin import is_sticky
-from attnzoo.testing.case import Case, Outcome, run_case
+from attnzoo.testing.case import Case, run_case
 from attnzoo.testing.failure import ConformanceError
 from attnzoo.testing.journal import note
+from attnzoo.testing.outcome import Outcome
 from attnzoo.testing.problem import DTYPES, Problem
 from attnzoo.testing.strategies import ALL_FEATURES, problems, problems_of_variant
 from attnzoo.testing.variants import VARIANTS

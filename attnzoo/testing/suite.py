@@ -20,9 +20,10 @@ import pytest
 
 from attnzoo.backend import Backend
 from attnzoo.pytest_plugin import DEEP_CHUNKS, chosen_random_problems
-from attnzoo.testing.case import Case, Outcome, judged_problem, run_case
+from attnzoo.testing.case import Case, judged_problem, run_case
 from attnzoo.testing.failure import ReducedError, require
 from attnzoo.testing.journal import note
+from attnzoo.testing.outcome import Outcome
 from attnzoo.testing.problem import DTYPES, Problem
 from attnzoo.testing.refusals import is_refused_everywhere, unexplained_refusals
 from attnzoo.testing.subject import Subject

@@ -11,7 +11,6 @@ from attnzoo.backends.hopper.names import gl, gluon, mbarrier, tma_store_wait, w
 from attnzoo.backends.hopper.products import issue_scores
 from attnzoo.backends.hopper.softmax import LN2, LOG2E, by_row, partial_sums, pivot_of
 from attnzoo.backends.hopper.stages import allocate, barriers, drain, load_block, load_queries, release, store_output, wait_for
-from attnzoo.backends.hopper_sparse.ids import load_ids
 
 # What the producer tells of a tile: first row (-1: no more tiles), batch, head, key tiles to be tested and in all, where its list
 # begins, how many of it are partial blocks (-1: the row has no block), and where their bits begin.
@@ -97,6 +96,16 @@ def kept_bits(bits_ptr, place, row, column, columns, BLOCK_Q: gl.constexpr, BLOC
     for n in gl.static_range(1, BN // 32):
         word = gl.where((columns >= n * 32)[None, :], gl.load(pointer + n)[:, None], word)
     return ((word >> (columns & 31)[None, :]) & 1) != 0
+
+
+@gluon.jit
+def load_ids(pointer, count, LENGTH: gl.constexpr):
+    """Segment ids of LENGTH columns side by side, 0 beyond the count, each loaded by one thread of the warpgroup.
+
+    In the layout of the scores' columns each thread would load a quarter of them.
+    """
+    at = gl.arange(0, LENGTH, layout=gl.BlockedLayout([1], [32], [4], [0]))
+    return gl.load(pointer + at, mask=at < count, other=0)
 
 
 @gluon.jit

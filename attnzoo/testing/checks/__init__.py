@@ -9,10 +9,10 @@ from collections.abc import Callable
 
 import torch
 
-from attnzoo.testing.case import Outcome
 from attnzoo.testing.checks import autograd, claims, cuda, dropout, memory, processes, repeat, rows, second, surroundings
 from attnzoo.testing.checks.accuracy import accuracy
 from attnzoo.testing.checks.rejects import MALFORMED, reject
+from attnzoo.testing.outcome import Outcome
 from attnzoo.testing.problem import Problem
 from attnzoo.testing.relations import RELATIONS
 from attnzoo.testing.subject import Subject

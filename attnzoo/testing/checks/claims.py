@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 
 from attnzoo.backend import Capabilities
-from attnzoo.testing.case import Outcome
 from attnzoo.testing.checks.accuracy import accuracy
 from attnzoo.testing.failure import ConformanceError, NotApplicable, require
 from attnzoo.testing.inputs import make_call
+from attnzoo.testing.outcome import Outcome
 from attnzoo.testing.problem import DTYPES, Blocks, Problem, Segments, Sinks, Table
 from attnzoo.testing.subject import Refused, Subject
 

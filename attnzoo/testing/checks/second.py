@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnzoo.testing.case import Outcome
 from attnzoo.testing.failure import ConformanceError, require
 from attnzoo.testing.inputs import Call, make_call
+from attnzoo.testing.outcome import Outcome
 from attnzoo.testing.problem import Problem
 from attnzoo.testing.rules import allowed_pairs, dropout_factor
 from attnzoo.testing.subject import Refused, Subject

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 import attnzoo
-from attnzoo.testing.case import Outcome
 from attnzoo.testing.checks.accuracy import judge
 from attnzoo.testing.failure import ConformanceError, NotApplicable, require
 from attnzoo.testing.inputs import Call, make_call
 from attnzoo.testing.oracle import Results
+from attnzoo.testing.outcome import Outcome
 from attnzoo.testing.problem import Problem
 from attnzoo.testing.subject import Refused, Subject, gradients
 

@@ -1,4 +1,4 @@
-"""Bytes on a GPU beside the prediction: each kernel of a call under Nsight Compute, and the paper's table on this card.
+"""Bytes on a GPU: each kernel of a call under Nsight Compute, and the paper's table on this card.
 
     python benchmarks/io_gpu.py compile --processes 12             fills the compilers' caches for what follows
     python benchmarks/io_gpu.py measure --output results.json      every case under ncu; needs ncu and its counters
@@ -6,21 +6,20 @@
     python benchmarks/io_gpu.py paper_bytes --output results.json  its eager and flash under ncu
     python benchmarks/io_gpu.py tiles --output results.json        the forward's time against its tile, portable kernel
 
-`run CASE...` is what `measure` and `paper_bytes` put under ncu. Results are merged into the file, as they come.
+`run CASE...` is what `measure` and `paper_bytes` put under ncu. Results are merged into the file, as they come: what was
+measured alone. The account beside it is made with the page, by io_tables.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import statistics
 import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -28,48 +27,16 @@ from unittest import mock
 
 import io_ncu
 import torch
+from io_cases import CASES, EAGER, GPT2, PAPER, TILED, TILES, Case, title
 
 from attnzoo.backends.triton.table import Tile
 from attnzoo.bench.machine import describe
 from attnzoo.bench.prepared import Prepared
 from attnzoo.bench.timing import burst
-from attnzoo.bench.workload import Workload
 from attnzoo.registry import default
-from attnzoo.traffic import Traffic, of_kernels, of_standard
 
 CUDA = torch.device("cuda")
 Found = Iterator[tuple[str, Any]]
-
-
-@dataclass(frozen=True)
-class Case:
-    """A call whose kernels are counted."""
-
-    backend: str
-    workload: Workload
-
-
-def dense(length: int, direction: str, head_dim: int = 128) -> Workload:
-    return Workload(1, 16, 16, length, length, head_dim, "bfloat16", direction=direction, device="cuda")
-
-
-CASES = {
-    f"{kind}-{direction}-{length}": Case(
-        "flash" if kind == "dense" else "block_sparse",
-        dense(length, direction) if kind == "dense" else dataclasses.replace(dense(length, direction), layout="random:0.25"),
-    )
-    for length in (8192, 32768)
-    for kind in ("dense", "sparse")
-    for direction in ("forward", "both")
-}
-GPT2 = Workload(64, 16, 16, 1024, 1024, 64, "float16", direction="both", device="cuda")
-EAGER = "eager, with mask and dropout"
-PAPER = {"paper-flash": "flash", "paper-eager": EAGER}
-"""Name under ncu -> name in the results."""
-TILES = tuple(
-    Tile(m, n, warps, 2) for m, n, warps in ((16, 16, 4), (32, 32, 4), (64, 32, 4), (64, 64, 4), (128, 64, 8), (128, 128, 8), (256, 64, 8))
-)
-TILED = dense(8192, "forward", head_dim=64)
 
 
 # Bytes
@@ -105,29 +72,23 @@ def prepared_of(case: Case) -> Prepared:
 
 
 def measure(names: list[str], seconds: float = 120.0) -> Found:
-    """Case -> predicted and counted bytes of each kernel, or why there are none; the cases of one length share a process."""
+    """Case -> counted bytes of each kernel, or why there are none; the cases of one length share a process."""
     metrics = io_ncu.known_metrics()
     asked = [name for name in CASES if not names or name in names]
     for length in dict.fromkeys(CASES[name].workload.length for name in asked):
         group = [name for name in asked if CASES[name].workload.length == length]
         kernels, problem = under_ncu(group, metrics, seconds)
         for place, name in enumerate(group):
-            found = summary(prediction(CASES[name]), kernels[place] if place < len(kernels) else [])
+            found = summary(kernels[place] if place < len(kernels) else [])
             yield name, found | ({} if found["kernels"] else {"problem": problem})
 
 
 def paper_bytes(seconds: float = 120.0) -> Found:
-    """Predicted and counted bytes of GPT-2 medium's attention: what the paper counted is `measured_dram`."""
-    accounts = paper_accounts()
+    """Counted bytes of GPT-2 medium's attention: what the paper counted is `measured_dram`."""
     kernels, problem = under_ncu(list(PAPER), io_ncu.known_metrics(), seconds)
     for place, name in enumerate(PAPER.values()):
-        found = summary(accounts[name], kernels[place] if place < len(kernels) else [])
+        found = summary(kernels[place] if place < len(kernels) else [])
         yield name, found | ({} if found["kernels"] else {"problem": problem})
-
-
-def paper_accounts() -> dict[str, Traffic]:
-    spec = GPT2.spec()
-    return {"flash": of_kernels(spec), EAGER: of_standard(spec, has_mask_and_dropout=True)}
 
 
 def under_ncu(names: list[str], metrics: frozenset[str], seconds: float) -> tuple[list[list[dict[str, Any]]], str]:
@@ -139,32 +100,18 @@ def under_ncu(names: list[str], metrics: frozenset[str], seconds: float) -> tupl
     return io_ncu.counted(done.stdout), (done.stdout + done.stderr)[-500:]
 
 
-def prediction(case: Case) -> Traffic:
-    return of_kernels(case.workload.spec(), torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0))
-
-
-def summary(predicted: Traffic, kernels: list[dict[str, Any]]) -> dict[str, Any]:
-    """Sums over the kernels, beside the prediction; None for what was not counted."""
+def summary(kernels: list[dict[str, Any]]) -> dict[str, Any]:
+    """Sums over the kernels; None for what was not counted."""
     totals = io_ncu.totals(kernels) if kernels else {}
-    moved = io_ncu.moved(totals)
     dram = totals["dram_read"] + totals["dram_written"] if {"dram_read", "dram_written"} <= totals.keys() else None
-    return {
-        "predicted_l2": predicted.moved,
-        "compulsory": predicted.compulsory,
-        "measured_l2": moved,
-        "measured_dram": dram,
-        "ratio": None if moved is None else moved / predicted.moved,
-        "totals": totals,
-        "steps": [asdict(step) for step in predicted.steps],
-        "kernels": kernels,
-    }
+    return {"measured_l2": io_ncu.moved(totals), "measured_dram": dram, "totals": totals, "kernels": kernels}
 
 
 # Time
 
 
 def paper() -> Found:
-    """ms and predicted bytes of GPT-2 medium's attention, forward and backward, interleaved; each of ours is checked first."""
+    """ms of GPT-2 medium's attention, forward and backward, interleaved; each of ours is checked first."""
     calls: dict[str, Callable[[], object]] = {}
     for name in ("flash", "sdpa_cudnn", "sdpa_flash"):
         try:
@@ -178,11 +125,8 @@ def paper() -> Found:
     for _ in range(5):
         for name, call in calls.items():
             times[name].append(statistics.median(burst(call, CUDA, seconds=0.1, is_cold=True)))
-    accounts = paper_accounts()
     for name, rounds in times.items():
-        account = accounts.get(name)
-        known = {} if account is None else {"gflop": account.flops / 1e9, "l2_gb": account.moved / 1e9}
-        yield name, {"ms": statistics.median(rounds), "rounds": rounds, **known}
+        yield name, {"ms": statistics.median(rounds), "rounds": rounds}
 
 
 def eager() -> Callable[[], object]:
@@ -200,32 +144,30 @@ def eager() -> Callable[[], object]:
 
 @contextlib.contextmanager
 def portable(tile: Tile) -> Iterator[Prepared]:
-    """The portable forward, launched with this tile; the account reads the same table."""
+    """The portable forward, launched with this tile."""
     from attnzoo.backends.flash import Flash
-    from attnzoo.backends.triton import problem, table
+    from attnzoo.backends.triton import problem
 
     def chosen(*arguments: object) -> Tile:
         return tile
 
     problem.facts_of.cache_clear()
-    with mock.patch.object(problem, "tile_for", chosen), mock.patch.object(table, "tile_for", chosen):
+    with mock.patch.object(problem, "tile_for", chosen):
         yield Prepared.of(Flash(kernels="portable"), TILED)
     problem.facts_of.cache_clear()
 
 
 def tiles() -> Found:
-    """The portable forward under square and other tiles: time, and bytes by the account."""
+    """The portable forward's time under square and other tiles."""
     for tile in TILES:
-        name = f"{tile.block_m} x {tile.block_n}"
         with portable(tile) as prepared:
-            moved = of_kernels(prepared.spec, portable=True).moved
+            sizes = [tile.block_m, tile.block_n]
             try:
                 prepared.first_call()
                 ms = statistics.median(burst(prepared.forward, CUDA, seconds=0.1, is_cold=False))
-                yield name, {"tile": [tile.block_m, tile.block_n], "ms": ms, "l2_gb": moved / 1e9}
+                yield title(tile), {"tile": sizes, "ms": ms}
             except Exception as error:
-                reason = f"{type(error).__name__}: {str(error)[:120]}"
-                yield name, {"tile": [tile.block_m, tile.block_n], "error": reason, "l2_gb": moved / 1e9}
+                yield title(tile), {"tile": sizes, "error": f"{type(error).__name__}: {str(error)[:120]}"}
 
 
 # Compilation
@@ -261,7 +203,7 @@ def keep(output: Path | None, part: str, found: Found) -> None:
     results.setdefault("commits", {})[part] = here.get("commit")
     for name, value in found:
         results.setdefault(part, {})[name] = value
-        print(name, json.dumps({k: v for k, v in value.items() if k not in ("kernels", "steps")}), flush=True)
+        print(name, json.dumps({k: v for k, v in value.items() if k != "kernels"}), flush=True)
         if output:
             draft = output.with_name(output.name + ".part")
             draft.write_text(json.dumps(results, indent=1) + "\n")

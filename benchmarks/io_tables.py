@@ -1,4 +1,4 @@
-"""The measured part of docs/io.md, made of the committed results of io_gpu.py.
+"""The measured part of docs/io.md: the committed results of io_gpu.py beside the account, which is made now.
 
 python benchmarks/io_tables.py            write it into docs/io.md, between its two markers
 """
@@ -9,14 +9,15 @@ import json
 import textwrap
 from typing import Any
 
+from io_cases import CASES, EAGER, TILES, account_of_case, account_of_tile, accounts_of_paper, title
 from pages import RESULTS, table, write
 
 from attnzoo.cli.io import PAPER
+from attnzoo.traffic import Traffic
 
 FILE = RESULTS / "io.json"
 ALLOWED = 0.15
 """How far the account may be off what is counted."""
-EAGER = "eager, with mask and dropout"
 PAPERS = {"flash": "FlashAttention", EAGER: "standard attention"}
 TILED_TFLOP = 4 * 16 * 8192**2 * 64 / 1e12
 """Of the forward whose tiles are varied."""
@@ -24,8 +25,29 @@ A100_TFLOPS, A100_TERABYTES = 312, "1.5 to 2.0"
 """Dense fp16 of its data sheet; a second, as the paper gives it."""
 
 
+def with_accounts(results: dict[str, Any]) -> dict[str, Any]:
+    """What was measured, each with the bytes and FLOPs that attnzoo predicts for it today, whatever the file says of those."""
+    paper = accounts_of_paper()
+    sized = {title(tile): {"l2_gb": account_of_tile(tile).moved / 1e9} for tile in TILES}
+    worked = {name: {"gflop": account.flops / 1e9, "l2_gb": account.moved / 1e9} for name, account in paper.items()}
+    parts: dict[str, dict[str, dict[str, Any]]] = {
+        "measure": {name: beside(account_of_case(CASES[name]), each) for name, each in results.get("measure", {}).items()},
+        "paper": {name: each | worked.get(name, {}) for name, each in results.get("paper", {}).items()},
+        "paper_bytes": {name: beside(paper[name], each) for name, each in results.get("paper_bytes", {}).items()},
+        "tiles": {name: each | sized[name] for name, each in results.get("tiles", {}).items()},
+    }
+    return results | parts
+
+
+def beside(account: Traffic, counted: dict[str, Any]) -> dict[str, Any]:
+    """Counted bytes with the predicted ones and their ratio."""
+    moved = counted["measured_l2"]
+    ratio = None if moved is None else moved / account.moved
+    return counted | {"predicted_l2": account.moved, "compulsory": account.compulsory, "ratio": ratio}
+
+
 def measured(results: dict[str, Any]) -> str:
-    """Everything between the markers; what did not run is left out, what failed says so."""
+    """Everything between the markers, of `with_accounts`; what did not run is left out, what failed says so."""
     machine = results["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items() if name in ("torch", "triton"))
     parts = [f"One {machine['name']}, {versions}, commit {commits(results)} (`benchmarks/results/h200/io.json`)."]
@@ -202,4 +224,4 @@ def _gigabytes(count: float | None) -> str:
 
 
 if __name__ == "__main__":
-    write("io.md", measured(json.loads(FILE.read_text())))
+    write("io.md", measured(with_accounts(json.loads(FILE.read_text()))))

@@ -42,8 +42,11 @@ def test_a_page_shows_the_committed_results(script, page, name, results):
     if not file.exists():
         assert shown.startswith("Known gap"), f"docs/{page} shows numbers of no committed results"
         return
-    read = Results.read if name == "bench_tables" else lambda path: json.loads(path.read_text())
-    assert shown == script(name).measured(read(file)), f"write docs/{page} anew: it says what its script says"
+    module = script(name)
+    found = Results.read(file) if name == "bench_tables" else json.loads(file.read_text())
+    if name == "io_tables":
+        found = module.with_accounts(found)
+    assert shown == module.measured(found), f"write docs/{page} anew: it says what its script says"
 
 
 def test_the_curves_on_a_cpu_are_the_committed_ones(script):
@@ -152,6 +155,46 @@ def test_bytes_with_holes(script):
     late = tables.measured({"machine": MACHINE, "paper": paper, "commits": {"measure": "abc", "paper": "def"}})
     assert "commit abc, paper at def (" in late, late
     assert "ms" not in tables.measured({"machine": MACHINE}), "parts that did not run are left out"
+
+
+PREDICTED = {"predicted_l2", "compulsory", "ratio", "steps", "gflop", "l2_gb"}
+"""What the code says; `io_gpu.py` wrote it once, and a file of that time still reads."""
+
+
+def test_bytes_that_were_predicted_are_no_results(script):
+    """The committed file holds what was measured; each case has today's account beside it, also where a file says otherwise."""
+    tables = script("io_tables")
+    committed = json.loads(tables.FILE.read_text())
+    parts = ("measure", "paper", "paper_bytes", "tiles")
+    stored = {(part, name): PREDICTED & each.keys() for part in parts for name, each in committed[part].items()}
+    assert not any(stored.values()), {place: names for place, names in stored.items() if names}
+    expected = tables.with_accounts(committed)
+    stale = {
+        part: {name: each | dict.fromkeys(PREDICTED, 1.0) for name, each in committed[part].items()} for part in ("measure", "paper_bytes")
+    }
+    again = tables.with_accounts(committed | stale)
+    for part in stale:
+        for name, each in expected[part].items():
+            assert each == {key: value for key, value in again[part][name].items() if key in each}, (part, name)
+
+
+def test_flops_and_bytes_of_the_committed_matrix_are_todays(script):
+    """A cell keeps the account by which its TFLOP/s and GB/s were told; an account that changed needs new tables."""
+    found = Results.read(script("bench_tables").FILE).cells
+    costs = {workload: workload.cost() for workload in {cell.workload for cell in found}}
+    off = [cell.command() for cell in found if (cell.flops, cell.hbm_bytes) != (costs[cell.workload].flops, costs[cell.workload].hbm_bytes)]
+    assert not off, off
+
+
+def test_counted_bytes_are_near_the_account(script):
+    """Each of the 8 cases, and what each backward has beyond its forward; device memory is never below what must move."""
+    tables = script("io_tables")
+    cases = tables.with_accounts(json.loads(tables.FILE.read_text()))["measure"]
+    assert cases.keys() == tables.CASES.keys()
+    assert len(cases) == 8
+    for name, case in tables.with_backward(cases).items():
+        assert abs(case["ratio"] - 1) <= tables.ALLOWED, f"{name}: {case['ratio']}"
+        assert case["compulsory"] <= case["measured_dram"] <= case["measured_l2"], name
 
 
 def test_the_account_of_the_papers_shape_on_its_page_is_what_is_computed():

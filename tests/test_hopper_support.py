@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from attnzoo import layouts
+from attnzoo.backends import flash
 from attnzoo.backends.hopper import support
 from attnzoo.backends.recompute import rows_contiguous
 from attnzoo.inputs import AttentionInputs
@@ -23,9 +24,20 @@ if TYPE_CHECKING:
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra triton)")
 
 
-def spec_of(*, head_dim: int = 64, dtype: torch.dtype = torch.bfloat16, **options: Any) -> AttentionSpec:
-    q = torch.empty(2, 4, 100, head_dim, dtype=dtype)
-    return AttentionSpec.of(q, q, q, **options)
+def spec_of(
+    *,
+    sizes: tuple[int, int, int, int] = (2, 4, 100, 100),
+    head_dim: int = 64,
+    value_dim: int | None = None,
+    dtype: torch.dtype = torch.bfloat16,
+    grads: bool = False,
+    **options: Any,
+) -> AttentionSpec:
+    batch, heads, q_len, kv_len = sizes
+    q = torch.empty(batch, heads, q_len, head_dim, dtype=dtype, requires_grad=grads)
+    k = torch.empty(batch, heads, kv_len, head_dim, dtype=dtype)
+    v = torch.empty(batch, heads, kv_len, head_dim if value_dim is None else value_dim, dtype=dtype)
+    return AttentionSpec.of(q, k, v, **options)
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +53,7 @@ SERVED: dict[str, AttentionSpec] = {
     "window": spec_of(window=(16, 0)),
     "lse": spec_of(return_lse=True),
     "deterministic without a gradient": spec_of(deterministic=True),
+    **{f"values {dims}": spec_of(head_dim=dims[0], value_dim=dims[1]) for dims in ((192, 128), (96, 64), (128, 112), (96, 80), (64, 32))},
 }
 
 REFUSED: dict[str, tuple[AttentionSpec, str]] = {
@@ -53,6 +66,16 @@ REFUSED: dict[str, tuple[AttentionSpec, str]] = {
     "softcap": (spec_of(softcap=30.0), "softcap"),
     "sinks": (spec_of(sinks=torch.zeros(4)), "sinks"),
     "dropout": (spec_of(dropout_p=0.1), "dropout"),
+    **{
+        f"values {dims}": (spec_of(head_dim=dims[0], value_dim=dims[1]), f"value_dim {dims[1]} beside head_dim {dims[0]}")
+        for dims in ((64, 16), (96, 24), (192, 24), (64, 72), (128, 192), (192, 256), (256, 128))
+    },
+    "values with a gradient": (spec_of(head_dim=96, value_dim=64, grads=True), "value_dim 64 beside head_dim 96"),
+    "no batch": (spec_of(sizes=(0, 4, 100, 100)), "a size of zero"),
+    "no heads": (spec_of(sizes=(2, 0, 100, 100)), "a size of zero"),
+    "no queries": (spec_of(sizes=(2, 4, 0, 100)), "a size of zero"),
+    "no keys": (spec_of(sizes=(2, 4, 100, 0), grads=True), "a size of zero"),
+    "no values": (spec_of(value_dim=0), "a size of zero"),
     "zero scale": (spec_of(scale=0.0), "scale is 0.0"),
     "negative scale": (spec_of(scale=-1.0), "scale is -1.0"),
     "scale that is 0 in fp32": (spec_of(scale=1e-50), "scale is 1e-50"),
@@ -108,13 +131,36 @@ def test_another_machine_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "is_taken"), [("3.6.0", True), ("3.6.1+git1a2b", True), ("3.60.0", False), ("3.7.1", False), ("missing", False)]
+    ("found", "is_taken"), [("3.6.0", True), ("3.6.1+git1a2b", True), ("3.60.0", False), ("3.7.1", False), ("of unknown version", False)]
 )
 def test_tritons_are_told_apart(found: str, is_taken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(support, "_found_triton", [found])
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     assert (support.machine_reasons(torch.device("cuda", 0)) == []) == is_taken
+
+
+@pytest.mark.parametrize(
+    ("found", "grads", "expected"),
+    [
+        ("3.6.0", True, ["forward: Hopper kernel", "backward: Hopper kernel"]),
+        ("3.6.0", False, ["forward: Hopper kernel"]),
+        (
+            "3.7.1",
+            True,
+            [f"{name}: portable kernel: triton is 3.7.1, the Hopper kernels have been run under 3.6" for name in ("forward", "backward")],
+        ),
+    ],
+)
+def test_explain_says_which_kernel_and_why(found: str, grads: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.setattr(flash, "machine_reasons", lambda device: [])
+    monkeypatch.setattr(flash, "is_small", lambda spec: False)
+    monkeypatch.setattr(flash, "reasons_against_hopper", flash.reasons_against_hopper.__wrapped__)  # what is kept holds for a machine
+    monkeypatch.setattr(support, "_found_triton", [found])
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    spec = dataclasses.replace(spec_of(grads=grads), device=torch.device("cuda", 0))
+    assert flash.Flash(is_interpreted=False).notes(spec) == expected
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ __all__ = ["reasons_against"]
 
 TRITONS = ("3.6",)  # Gluon moves between versions: those that the kernels have run under, not those that merely compile them
 DTYPES = (torch.float16, torch.bfloat16)
-HEAD_DIMS = (32, 256)  # below, half of a tile of 64 columns would be padding
+HEAD_DIMS = (32, 256)  # below, half of a tile of 64 columns would be padding; of values too
 BACKWARD_HEAD_DIM = 128  # beyond it dK and dV do not fit into the registers of two warpgroups
 LONGEST_WITH_GRADIENT = 65535 // 2 * 128  # 65535 programs of 64 rows, on whole tiles of 128
 SCALES = (2.0**-126, 2.0**127)  # times log2(e) neither 0 nor infinite in fp32: a masked score, -inf, must stay one
@@ -26,6 +26,8 @@ def reasons_against(spec: AttentionSpec) -> list[str]:
 
     A base address that is no multiple of 16 bytes shows in no spec: `launch` copies such a tensor.
     """
+    if spec.is_empty:
+        return [*machine_reasons(spec.device), "the call has a size of zero, which the Hopper kernels don't take"]
     reasons = [*machine_reasons(spec.device), *_of_the_sizes(spec), *_of_the_strides(spec)]
     refused = [name for name, is_asked in _other_features(spec).items() if is_asked]
     if refused:
@@ -60,7 +62,7 @@ def _triton_version() -> str:
         try:
             _found_triton.append(version("triton"))
         except PackageNotFoundError:
-            _found_triton.append("missing")
+            _found_triton.append("of unknown version")  # a build of another distribution's name, as nightly ones of torch
     return _found_triton[0]
 
 
@@ -74,17 +76,18 @@ def _other_features(spec: AttentionSpec) -> dict[str, bool]:
         "sinks": spec.sinks_dtype is not None,
         "dropout": spec.dropout_p > 0.0,
         f"value_dim {spec.value_dim} beside head_dim {spec.head_dim}": not _serves_value_dim(spec),
-        "a size of zero": spec.is_empty,
     }
 
 
 def _serves_value_dim(spec: AttentionSpec) -> bool:
     """Forward, O is staged where Q was: its pieces must fit there, as 128 values beside a head dim of 192 do."""
-    if spec.grads or spec.is_empty or spec.value_dim == spec.head_dim:
+    if spec.grads or spec.value_dim == spec.head_dim:
         return spec.value_dim == spec.head_dim
+    if spec.value_dim < HEAD_DIMS[0] or spec.value_dim % 8:
+        return False
     first, second = head_dim_pieces(spec.head_dim)
     value_first, value_second = head_dim_pieces(spec.value_dim)
-    return spec.value_dim % 8 == 0 and first == value_first and value_second in (0, second)
+    return first == value_first and value_second in (0, second)
 
 
 def _of_the_sizes(spec: AttentionSpec) -> list[str]:

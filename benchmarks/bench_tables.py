@@ -8,6 +8,7 @@ from __future__ import annotations
 import textwrap
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import geometric_mean
 
 from pages import RESULTS, ROOT, between, table, write
@@ -34,7 +35,7 @@ def measured(results: Results) -> str:
     warm = [cell for cell in results.cells if not cell.workload.layout and cell.workload.cache == "warm"]
     rounds = f"{results.settings.get('rounds')} rounds of {results.settings.get('seconds')} s"
     how = f"Medians of {rounds}, the cache overwritten before each call (`benchmarks/results/h200/bench.json`)."
-    parts = [f"{machine_line(Results(results.machine))}. {how}"]
+    parts = [f"{machine_line(replace(results, settings={}))}. {how}"]
     for direction in DIRECTIONS:
         cells = [cell for cell in dense if cell.workload.direction == direction]
         if any(cell.status == "time" for cell in cells):
@@ -115,8 +116,10 @@ def speed(results: Results) -> str:
     machine, versions = results.machine, results.machine.get("versions", {})
     known = ", ".join(f"{name} {versions[name]}" for name in ("torch", "triton", "fa3-fwd", "flash-attn-4") if name in versions)
     shapes = {name: sorted({getattr(cell.workload, name) for cell in dense}) for name in ("head_dim", "length")}
+    count = len({cell.run for cell in dense})
+    runs = "one run" if count == 1 else f"{count} runs"
     text = (
-        f"On one {machine.get('name')} ({known}; commit {machine.get('commit')}), all side by side in one run, bf16, 16384 tokens, "
+        f"On one {machine.get('name')} ({known}; commit {machine.get('commit')}), all side by side in {runs}, bf16, 16384 tokens, "
         f"head dims {' and '.join(map(str, shapes['head_dim']))}, {min(shapes['length'])} to {max(shapes['length'])} keys, causal and "
         "not: `flash`'s speed over each peer's, the geometric mean (the least; cells). Below 1 the peer is faster."
     )

@@ -105,6 +105,8 @@ def test_a_page_that_can_not_be_written_ends_in_a_line(bench, saved, tmp_path, m
         {"status": "tiem"},
         {"workload": {"length": "8"}},
         {"rounds": None},
+        {"run": 1},
+        {"run": "0"},
     ],
     ids=str,
 )
@@ -118,7 +120,9 @@ def test_a_file_that_was_changed_by_hand_is_no_result(bench, saved, change):
     assert "holds no results of attnzoo bench" in err, err
 
 
-@pytest.mark.parametrize("change", [{"machine": []}, {"settings": 3}, {"cells": {}}, {"cells": [3]}, *BAD_MACHINES], ids=str)
+@pytest.mark.parametrize(
+    "change", [{"machine": []}, {"settings": 3}, {"resumed": {}}, {"resumed": [3]}, {"cells": {}}, {"cells": [3]}, *BAD_MACHINES], ids=str
+)
 def test_a_file_of_another_form_is_no_result(bench, saved, change):
     path = saved("old.json", naive=1.0)
     path.write_text(json.dumps(json.loads(path.read_text()) | change))

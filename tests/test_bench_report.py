@@ -84,9 +84,10 @@ def test_a_cell_that_lost_its_time_is_broken():
 
 @pytest.mark.parametrize("change", [{"name": "another"}, {"versions": {"torch": "2.1"}}, {"commit": "abc+"}])
 def test_results_of_another_machine_are_not_continued(change):
-    FULL.require_same_machine({**MACHINE, "started": "later", "clocks": {"clocks.sm": "1"}})
+    kept = results(cell("a", 1.0))
+    kept.resume({**MACHINE, "started": "later", "clocks": {"clocks.sm": "1"}})
     with pytest.raises(ValueError, match=next(iter(change))):
-        FULL.require_same_machine({**MACHINE, **change})
+        kept.resume({**MACHINE, **change})
 
 
 def test_results_of_other_rounds_are_not_continued():
@@ -95,6 +96,32 @@ def test_results_of_other_rounds_are_not_continued():
     Results(MACHINE).require_same_settings(rounds=3)
     with pytest.raises(ValueError, match="rounds 5, here 3: --rounds 5 goes on with it"):
         kept.require_same_settings(rounds=3, seconds=0.1)
+
+
+def test_a_resumed_run_says_which_cells_are_its_own(tmp_path):
+    """Its start, clocks and ceilings are its own too; one that added no cell leaves nothing."""
+    kept = Results({**MACHINE, "started": "first"}, {"relative_to": "a"}, path=tmp_path / "out.json")
+    kept.add([cell("a", 1.0, 2.0, 2.0, length=8)])
+    assert "resumed" not in machine_line(kept)
+    for started in ("in vain", "later"):
+        kept = Results.read(kept.path)
+        kept.resume({**MACHINE, "started": started, "ceilings": {"copy": 15.0}})
+        kept.claim()
+    kept.add([cell("a", 4.0, 4.0, 4.0), cell("b", 2.0, 2.0, 2.0), cell("b", 2.0, 2.0, 4.0, length=8)])
+    again = Results.read(kept.path)
+    assert [each["started"] for each in again.resumed] == ["later"]
+    assert again.machine["started"] == "first"
+    assert [each.run for each in again.cells] == [0, 1, 1, 1]
+    assert "3 of 4 cells are of a run that resumed it (run 2), started later, with a copy of 15 GB/s" in machine_line(again)
+    ((_, rows),) = family_tables(again)
+    assert [(row[0], row[8]) for row in rows] == [
+        ("S 8 B 1 H 8", "1.00 x"),
+        ("S 1024 B 1 H 8 (run 2)", "1.00 x"),
+        ("S 1024 B 1 H 8 (run 2)", "2.00 x"),
+        ("S 8 B 1 H 8 (run 2)", "~1.00 x"),
+    ], "of two runs no rounds were side by side: the ratio is that of the medians"
+    with pytest.raises(ValueError, match="another commit"):
+        again.resume({**MACHINE, "commit": "abc+"})
 
 
 def test_tables_say_what_each_cell_is():

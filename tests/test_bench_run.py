@@ -363,3 +363,8 @@ def test_the_command_line(tmp_path):
     again = ran()
     assert again.returncode == 2, "an existing file is not written over"
     assert "--resume" in again.stderr, again.stderr
+    more = ran("--resume", "--length", "32", "--format", "json")
+    assert more.returncode == 0, more.stderr
+    kept = Results.read(out)
+    assert [(cell.workload.length, cell.run) for cell in kept.cells] == [(64, 0), (64, 0), (32, 1), (32, 1)]
+    assert [each["started"] >= kept.machine["started"] for each in kept.resumed] == [True]

@@ -7,7 +7,7 @@ import json
 import os
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ class Cell:
         peak: bytes that torch allocates for forward, and backward where it is timed, at their highest.
         flops, hbm_bytes: useful FLOPs and compulsory bytes of the workload, predicted.
         density: share of the layout's blocks that exist; 1 without a layout.
+        run: 0 for the run that began the file, n for the nth that resumed it.
     """
 
     backend: str
@@ -43,6 +44,7 @@ class Cell:
     flops: int = 0
     hbm_bytes: int = 0
     density: float = 1.0
+    run: int = 0
 
     def __post_init__(self) -> None:
         if self.status not in STATUSES:
@@ -100,12 +102,14 @@ class Results:
         machine: as `machine.describe` gives it.
         settings: rounds, seconds a turn, the backend that speed is relative to.
         path: where `add` writes the whole at once; None keeps it in memory.
+        resumed: the machine of each later run that went on with them, with its own start, clocks and ceilings.
     """
 
     machine: dict[str, Any]
     settings: dict[str, Any] = field(default_factory=dict)
     cells: list[Cell] = field(default_factory=list)
     path: Path | None = None
+    resumed: list[dict[str, Any]] = field(default_factory=list)
     _written: tuple[int, ...] | None = field(default=None, init=False, compare=False)
 
     @classmethod
@@ -115,24 +119,28 @@ class Results:
             data = json.loads(path.read_text(encoding="utf-8"))
             if data["format"] != FORMAT:
                 raise ValueError(f"its format is {data['format']}, this attnzoo reads {FORMAT}")
-            for name, kind in (("machine", dict), ("settings", dict), ("cells", list)):
-                if not isinstance(data[name], kind):
+            for name, kind in (("machine", dict), ("settings", dict), ("cells", list), ("resumed", list)):
+                if not isinstance(data.get(name, []), kind):
                     raise ValueError(f"its {name} is no {kind.__name__}")
-            for name, kinds in (("versions", (str,)), ("ceilings", (int, float))):
-                found = data["machine"].get(name, {})
-                if not isinstance(found, dict) or not all(isinstance(value, kinds) for value in found.values()):
-                    raise ValueError(f"its machine's {name} are {found!r}")
-            results = cls(data["machine"], data["settings"], [Cell.from_dict(cell) for cell in data["cells"]], path)
+            resumed = data.get("resumed", [])
+            for machine in (data["machine"], *resumed):
+                _require_machine(machine)
+            cells = [Cell.from_dict(cell) for cell in data["cells"]]
+            unknown = {cell.run for cell in cells} - set(range(len(resumed) + 1))
+            if unknown:
+                raise ValueError(f"its cells are of runs {sorted(unknown, key=str)}, and it was resumed {len(resumed)} times")
+            results = cls(data["machine"], data["settings"], cells, path, list(resumed))
             results._written = _state(path)
             return results
         except (OSError, UnicodeDecodeError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{path} holds no results of attnzoo bench: {type(error).__name__}: {error}") from None
 
-    def require_same_machine(self, machine: Mapping[str, Any]) -> None:
-        """Raise ValueError unless these results come from such a machine, with the same versions."""
+    def resume(self, machine: dict[str, Any]) -> None:
+        """Further cells are of a new run; raises ValueError unless it is on such a machine, with the same versions."""
         found = self.differences(machine, ("name", "device", "versions", "commit"))
         if found:
             raise ValueError(f"{self.path} holds results of {found[0]}")
+        self.resumed.append(machine)
 
     def require_same_settings(self, **settings: Any) -> None:
         """Raise ValueError where a setting was another: one line describes all cells."""
@@ -153,7 +161,7 @@ class Results:
             OSError: it can't be written.
             ValueError: another process wrote it since, whose cells would be lost.
         """
-        self.cells += cells
+        self.cells += [replace(cell, run=len(self.resumed)) for cell in cells]
         if self.path is None:
             return
         if self._written is None:
@@ -177,13 +185,14 @@ class Results:
             self.path.unlink()
 
     def to_dict(self) -> dict[str, Any]:
+        resumed = self.resumed[: max((cell.run for cell in self.cells), default=0)]  # a run that added nothing is none
         cells = [cell.to_dict() for cell in self.cells]
-        return {"format": FORMAT, "machine": self.machine, "settings": self.settings, "cells": cells}
+        return {"format": FORMAT, "machine": self.machine, "settings": self.settings, "resumed": resumed, "cells": cells}
 
     def to_json(self) -> str:
         """One line a cell."""
         data = self.to_dict()
-        head = {name: data[name] for name in ("format", "machine", "settings")}
+        head = {name: data[name] for name in data if name != "cells"}
         lines = ",\n".join(json.dumps(cell) for cell in data["cells"])
         return json.dumps(head, indent=1)[:-2] + ',\n "cells": [\n' + lines + "\n]}\n"
 
@@ -197,15 +206,30 @@ class Results:
             made.setdefault(cell.workload.family, []).append(cell)
         return made
 
+    def base(self, cell: Cell) -> Cell | None:
+        """The time of the backend that speed is relative to, on that cell's workload."""
+        name = self.settings.get("relative_to")
+        return next((c for c in self.cells if c.workload == cell.workload and c.backend == name and c.status == "time"), None)
+
     def relative(self, cell: Cell) -> float | None:
         """How much faster a cell is than the chosen backend on that workload: the median of the rounds' ratios, since
-        those of one round ran side by side; None where that backend has no time."""
-        base = self.settings.get("relative_to")
-        other = next((c for c in self.cells if c.workload == cell.workload and c.backend == base and c.status == "time"), None)
+        those of one round ran side by side, or in two runs the ratio of the medians; None where that backend has no time."""
+        other = self.base(cell)
         if other is None or cell.status != "time":
             return None
+        if other.run != cell.run:
+            return other.median / cell.median
         pairs: Sequence[tuple[float, float]] = list(zip(other.rounds, cell.rounds))
         return statistics.median(theirs / ours for theirs, ours in pairs)
+
+
+def _require_machine(machine: Any) -> None:
+    if not isinstance(machine, dict):
+        raise ValueError(f"a machine of it is {machine!r}")
+    for name, kinds in (("versions", (str,)), ("ceilings", (int, float))):
+        found = machine.get(name, {})
+        if not isinstance(found, dict) or not all(isinstance(value, kinds) for value in found.values()):
+            raise ValueError(f"its machine's {name} are {found!r}")
 
 
 def _state(path: Path) -> tuple[int, ...] | None:

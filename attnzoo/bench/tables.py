@@ -50,12 +50,14 @@ def _why(cell: Cell) -> str:
 
 
 def _row(results: Results, cell: Cell) -> tuple[str, ...]:
+    title = cell.workload.title + (f" (run {cell.run + 1})" if cell.run else "")
     if cell.status != "time":
-        return (cell.workload.title, cell.backend, _why(cell), *[""] * (len(COLUMNS) - 3))
+        return (title, cell.backend, _why(cell), *[""] * (len(COLUMNS) - 3))
     copy = results.machine.get("ceilings", {}).get("copy")
-    relative = results.relative(cell)
+    relative, base = results.relative(cell), results.base(cell)
+    about = "~" if base is not None and base.run != cell.run else ""  # of two runs no rounds were side by side
     return (
-        cell.workload.title,
+        title,
         cell.backend,
         f"{cell.median:.3f}" if cell.median < 100 else f"{cell.median:.1f}",
         f"± {cell.spread:.1%}",
@@ -63,7 +65,7 @@ def _row(results: Results, cell: Cell) -> tuple[str, ...]:
         f"{cell.bandwidth:.3g}" if cell.bandwidth < 1000 else f"{cell.bandwidth:.0f}",
         f"{cell.bandwidth / copy:.0%}" if copy else "",
         "" if cell.peak is None else amount(cell.peak),
-        "" if relative is None else f"{relative:.2f} x",
+        "" if relative is None else f"{about}{relative:.2f} x",
         "" if cell.first_call is None else f"{cell.first_call:.2g} s",
     )
 
@@ -90,7 +92,20 @@ def machine_line(results: Results) -> str:
         parts.append(f"a matrix product reaches {reached}, a copy {ceilings.get('copy', 0):g} GB/s")
     if settings.get("relative_to"):
         parts.append(f"relative: times as fast as {settings['relative_to']}")
-    return "; ".join(parts)
+    return "; ".join([*parts, *_later_runs(results)])
+
+
+def _later_runs(results: Results) -> list[str]:
+    """One file, several runs: which cells are of each that resumed it, and what it had of its own."""
+    said = []
+    for run, machine in enumerate(results.resumed, 1):
+        count = sum(cell.run == run for cell in results.cells)
+        copy = machine.get("ceilings", {}).get("copy")
+        own = [f"started {machine['started']}"] if machine.get("started") else []
+        own += [f"with a copy of {copy:g} GB/s"] if copy else []
+        are = "cell is" if count == 1 else "cells are"
+        said.append(", ".join([f"{count} of {len(results.cells)} {are} of a run that resumed it (run {run + 1})", *own]))
+    return said
 
 
 def changes_table(changes: Sequence[Change]) -> list[tuple[str, ...]]:

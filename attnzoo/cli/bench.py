@@ -154,7 +154,7 @@ def _run(matrix: Matrix, output: Path | None, resume: bool) -> Results:
     results = Results(look(device), path=output)
     if output is not None and output.exists():
         machine, results = results.machine, Results.read(output)
-        results.require_same_machine(machine)
+        results.resume(machine)
         results.require_same_settings(rounds=matrix.rounds, seconds=matrix.seconds)
     if matrix.backends:
         taking_part = {name: Contestant(name, timeout=matrix.timeout) for name in matrix.backends}

@@ -220,8 +220,9 @@ def test_steps_of_two_runs_are_one_table(script, tmp_path):
         files.append(tmp_path / f"{attention}.json")
         files[-1].write_text(json.dumps({"machine": MACHINE, "steps": [{**row, "attention": attention, **more}], "curves": []}))
     text = report.measured(report.merged(files))
-    assert "| m | 8 | flash | 20 |  | 2.00 x | 1.0 | 2.0 |" in text, text
-    assert "| m | 8 | eager | out of memory: a / b | | | | |" in text, text
+    assert "| model | length | attention | run | tokens/s |" in text, text
+    assert "| m | 8 | flash | 2 | 20 |  | ~2.00 x | 1.0 | 2.0 |" in text, f"two runs were not side by side: {text}"
+    assert "| m | 8 | eager | 3 | out of memory: a / b | | | | |" in text, text
     assert "the paper's" not in text, "it has no model of the paper's"
     curves = [{"attention": "eager", "losses": [1.0, 0.5], "held_out": 0.5, "width": 8}]
     assert f"({report.CARD_CURVES})" in report.measured({"machine": MACHINE, "steps": [], "curves": curves})
@@ -230,12 +231,20 @@ def test_steps_of_two_runs_are_one_table(script, tmp_path):
     ]
     assert "| BERT-large | 512 | 1.50 x | 1.15 x |" in report.measured({"machine": MACHINE, "steps": steps, "curves": []})
     again = tmp_path / "again.json"
-    later = {**MACHINE, "commit": "def"}
-    again.write_text(json.dumps({"machine": later, "steps": [{**row, "attention": "eager", "tokens_s": 5.0}], "curves": []}))
-    text = report.measured(report.merged([*files, again]))
-    assert "| m | 8 | eager | 5 | 1.00 x | 0.50 x |" in text, text
-    assert "out of memory" not in text, "a row that ran again takes the place of the old one"
-    assert "commit abc, def (" in text, text
+    later = {**MACHINE, "commit": "def", "started": "2026-01-02T03:04:05+00:00"}
+    rows = [{**row, "attention": name, "tokens_s": speed} for name, speed in (("eager", 5.0), ("tiled", 10.0))]
+    again.write_text(json.dumps({"machine": later, "steps": rows, "curves": []}))
+    whole = tmp_path / "whole.json"
+    whole.write_text(json.dumps(report.merged(files)))
+    for parts in ([*files, again], [whole, again]):  # of a file that is merged already each row keeps its run
+        text = report.measured(report.merged(parts))
+        assert "| m | 8 | eager | 4 | 5 | 1.00 x | ~0.50 x |" in text, text
+        assert "| m | 8 | tiled | 4 | 10 | 2.00 x | ~1.00 x |" in text, text
+        assert "out of memory" not in text, "a row that ran again takes the place of the old one"
+        assert "Runs: 1 at commit abc; 2 at commit abc; 4 at commit def, 2026-01-02T03:04:05+00:00." in text, text
+    alone = report.measured(report.merged([again]))
+    assert "| model | length | attention | tokens/s |" in alone, "one run needs no column"
+    assert "commit def" in alone, alone
     other = tmp_path / "other.json"
     other.write_text(json.dumps({"machine": {**MACHINE, "name": "another"}, "steps": [], "curves": []}))
     with pytest.raises(SystemExit, match="several machines"):

@@ -14,23 +14,33 @@ from typing import Any
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Tokens a second, beside `eager`'s and `stock`'s of the same model and length, and peak memory."""
+    """Tokens a second, beside `eager`'s and `stock`'s of the same model and length, and peak memory; `~` where that ran in another run."""
     order = list(dict.fromkeys((row["model"], row["length"]) for row in rows))
     rows = sorted(rows, key=lambda row: order.index((row["model"], row["length"])))
     bases = [name for name in ("eager", "stock") if any(row["attention"] == name for row in rows)]
-    heads = ["model", "length", "attention", "tokens/s", *[f"beside {name}" for name in bases], "ms a step", "peak GiB"]
+    numbered = ["run"] if len({run_of(row) for row in rows}) > 1 else []
+    heads = ["model", "length", "attention", *numbered, "tokens/s", *[f"beside {name}" for name in bases], "ms a step", "peak GiB"]
     lines = [f"| {' | '.join(heads)} |", "| --- " * len(heads) + "|"]
     for row in rows:
         same = {r["attention"]: r for r in rows if (r["model"], r["length"]) == (row["model"], row["length"]) and r["status"] == "time"}
-        head = f"| {row['model']} | {row['length']} | {row['attention']} |"
+        head = f"| {row['model']} | {row['length']} | {row['attention']} |" + (f" {run_of(row)} |" if numbered else "")
         if row["status"] != "time":
             detail = textwrap.shorten(row.get("detail", "").replace("|", "/"), 110, placeholder=" ...")
             lines.append(f"{head} {row['status']}: {detail} |{' |' * (len(bases) + 2)}")
             continue
-        beside = [f"{row['tokens_s'] / same[name]['tokens_s']:.2f} x" if name in same else "" for name in bases]
+        beside = [_beside(row, same[name]) if name in same else "" for name in bases]
         peak = "" if row["peak_gib"] is None else f"{row['peak_gib']:.1f}"
         lines.append(f"{head} " + " | ".join([f"{row['tokens_s']:,.0f}", *beside, f"{row['ms']:.1f}", peak]) + " |")
     return "\n".join(lines)
+
+
+def _beside(row: dict[str, Any], base: dict[str, Any]) -> str:
+    return f"{'~' * (run_of(row) != run_of(base))}{row['tokens_s'] / base['tokens_s']:.2f} x"
+
+
+def run_of(row: dict[str, Any]) -> int:
+    """Of merged results: the place of its run, from 1."""
+    return int(row.get("run", 1))
 
 
 PAPER = (
@@ -99,7 +109,11 @@ def measured(results: dict[str, Any]) -> str:
     """The part of docs/end_to_end.md between its markers: results of a card."""
     machine = results["machine"]
     versions = ", ".join(f"{name} {number}" for name, number in machine["versions"].items() if name in ("torch", "triton"))
-    parts = [f"One {machine['name']}, {versions}, commit {machine.get('commit')} (`benchmarks/results/h200/end_to_end.json`)."]
+    shown = {run_of(row) for row in (*results["steps"], *results["curves"])}
+    runs = [f"{place} at {_told(run)}" for place, run in enumerate(results.get("runs", [machine]), 1) if place in shown]
+    commit = "" if len(runs) > 1 else f", {_told(machine)}"
+    parts = [f"One {machine['name']}, {versions}{commit} (`benchmarks/results/h200/end_to_end.json`)."]
+    parts += [f"Runs: {'; '.join(runs)}."] if len(runs) > 1 else []
     if results["steps"]:
         parts.append(table(results["steps"]))
         beside = beside_paper(results["steps"])
@@ -107,14 +121,19 @@ def measured(results: dict[str, Any]) -> str:
     if results["curves"]:
         setting = results["curves"][0]
         sizes = ", ".join(f"{setting[name]} {name}" for name in ("layers", "width", "heads", "length", "batch", "steps") if name in setting)
+        sizes += f"; run {run_of(setting)}" if len(runs) > 1 else ""
         parts += [f"Loss curves of a small decoder ({sizes}):", losses(results["curves"]), f"![The loss curves on the card]({CARD_CURVES})"]
     else:
         parts.append("Known gap: the loss curves of the larger decoder have not run on a GPU yet.")
     return "\n\n".join(parts)
 
 
+def _told(run: dict[str, Any]) -> str:
+    return f"commit {run.get('commit')}" + (f", {run['started']}" if run.get("started") else "")
+
+
 def merged(files: list[Path]) -> dict[str, Any]:
-    """Runs of one machine as one: the rows of all, of a model and attention that ran twice the later file's; all their commits."""
+    """Runs of one kind of machine as one: the rows of all, of a model and attention that ran twice the later file's, each with its run."""
     every = [json.loads(file.read_text()) for file in files]
     for what, kinds in (
         ("machines", {each["machine"]["name"] for each in every}),
@@ -122,12 +141,15 @@ def merged(files: list[Path]) -> dict[str, Any]:
     ):
         if len(kinds) > 1:
             raise SystemExit(f"results of several {what}: {', '.join(sorted(kinds))}")
-    commits = dict.fromkeys(str(each["machine"].get("commit")) for each in every)
-    whole = every[0] | {"machine": every[0]["machine"] | {"commit": ", ".join(commits)}}
-    for part in ("steps", "curves"):
-        rows = {tuple(row.get(name) for name in KEY): row for each in every for row in each[part]}
-        whole[part] = list(rows.values())
-    return whole
+    if len(every) == 1:
+        return every[0]
+    runs: list[dict[str, Any]] = []
+    rows: dict[str, dict[tuple[Any, ...], dict[str, Any]]] = {"steps": {}, "curves": {}}
+    for each in every:
+        for part, found in rows.items():
+            found |= {tuple(row.get(name) for name in KEY): row | {"run": len(runs) + run_of(row)} for row in each[part]}
+        runs += each.get("runs", [each["machine"]])
+    return every[0] | {"runs": runs} | {part: list(found.values()) for part, found in rows.items()}
 
 
 def main() -> None:

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -248,6 +249,36 @@ def test_hooks_on_saved_tensors_may_change_their_strides(hook: Callable[[Tensor]
 
 
 @interpreted
+@pytest.mark.parametrize(
+    "name", ["q", "k", "v", "o", "the lse", "mask", "bias", "q's segment_ids", "k's segment_ids", "sinks", "dropout_seed"]
+)
+@pytest.mark.parametrize("change", ["dtype", "shape", "device"])
+def test_a_hook_on_saved_tensors_that_does_not_give_back_what_it_got(name: str, change: str) -> None:
+    """A kernel would read the bits of another type, or beyond the end, without a word."""
+    order = ("q", "k", "v", "mask", "bias", "q's segment_ids", "k's segment_ids", "sinks", "dropout_seed", "o", "the lse")
+    changed = {
+        "dtype": lambda saved: saved.double() if saved.is_floating_point() else saved.short(),
+        "shape": lambda saved: torch.cat([saved, saved], -1),
+        "device": lambda saved: saved.to("meta"),
+    }[change]
+    q, k, v = [tensor.float().requires_grad_() for tensor in qkv(q_len=20, kv_len=24)]
+    ids = (torch.arange(20)[None] // 15, torch.arange(24)[None] // 15)
+    tables = {"mask": random_bool(1, 2, 20, 24), "bias": normal(1, 2, 20, 24).float(), "sinks": normal(2).float()}
+    count = iter(range(len(order)))
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: (next(count), saved), lambda packed: take(*packed)):
+        o, _ = Flash().attend(*described(q, k, v, segment_ids=ids, dropout_p=0.2, dropout_seed=3, **tables))
+
+    def take(place: int, saved: Tensor) -> Tensor:
+        return changed(saved) if order[place] == name else saved
+
+    if change == "dtype" and "segment_ids" in name:
+        o.sum().backward()  # their dtype is the tensors' own affair
+        return
+    with pytest.raises(TypeError, match=f"a hook on saved tensors gave {name} back as"):
+        o.sum().backward()
+
+
+@interpreted
 def test_segment_ids_of_two_dtypes() -> None:
     ids = (torch.full((1, 70), 200, dtype=torch.uint8), torch.full((1, 45), -56, dtype=torch.int8))  # the same bits
     o, lse = Flash().attend(*described(*[tensor.float() for tensor in qkv()], segment_ids=ids))
@@ -310,6 +341,16 @@ def test_a_binary_is_loaded_before_another_thread_sees_it(monkeypatch: pytest.Mo
     kernel = launch.Kernel(None)
     plan = launch.Plan(kernel, Tile(64, 64, 4, 1), {}, (), 1, (), (9, 0), torch.device("cuda", 0))
     assert kernel._binary(plan, (), (), ()).is_loaded, "the module would be loaded outside of the lock"
+
+
+@interpreted
+def test_threads_take_turns_in_the_interpreter() -> None:
+    """It turns triton's functions into its own for as long as a kernel runs, and back again under another thread's feet."""
+    tensors = [[tensor.float() for tensor in qkv(q_len=length)] for length in (5, 9, 17, 33)]
+    expected = [Flash().attend(*described(*each))[0] for each in tensors]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda each: [Flash().attend(*described(*each))[0] for _ in range(4)], tensors))
+    assert all([torch.equal(one, truth) for ones, truth in zip(found, expected) for one in ones])
 
 
 @interpreted

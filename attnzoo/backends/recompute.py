@@ -129,7 +129,10 @@ class _RecomputedAttention(torch.autograd.Function):
         *tensors, o, lse = ctx.saved_tensors
         if ctx.layout is not None:
             ctx.layout.check_unmodified()
-        spec, inputs = _as_saved(ctx.spec, AttentionInputs(*tensors, layout=ctx.layout))  # type: ignore[misc]
+        inputs = AttentionInputs(*tensors, layout=ctx.layout)  # type: ignore[misc]
+        if not torch.compiler.is_compiling():
+            _check_saved(ctx.spec, inputs, o, lse)
+        spec, inputs = _as_saved(ctx.spec, inputs)
         grad_o = torch.zeros_like(o) if grad_o is None else grad_o.resolve_neg()  # kernels read memory
         grad_lse = None if grad_lse is None else grad_lse.resolve_neg()
         with torch.autocast(o.device.type, enabled=False):
@@ -142,6 +145,33 @@ class _RecomputedAttention(torch.autograd.Function):
             else:
                 grads = ctx.backend.backward(spec, inputs, rows_contiguous(o), lse.contiguous(), grad_o, grad_lse)
         return (None, None, None, grads.q, grads.k, grads.v, grads.bias, grads.sinks)
+
+
+def _check_saved(spec: AttentionSpec, inputs: AttentionInputs, o: Tensor, lse: Tensor) -> None:
+    """Kernels were planned for tensors of the forward's dtypes and shapes: others would be read as these, without a word.
+
+    Raises:
+        TypeError: a hook on saved tensors gave back something else than it got.
+    """
+    queries, keys = (spec.batch, spec.q_heads, spec.q_len), (spec.batch, spec.kv_heads, spec.kv_len)
+    saved = (
+        ("q", inputs.q, spec.dtype, (*queries, spec.head_dim)),
+        ("k", inputs.k, spec.dtype, (*keys, spec.head_dim)),
+        ("v", inputs.v, spec.dtype, (*keys, spec.value_dim)),
+        ("o", o, spec.dtype, (*queries, spec.value_dim)),
+        ("the lse", lse, spec.accumulator_dtype, queries),
+        ("mask", inputs.mask, torch.bool, spec.mask),
+        ("bias", inputs.bias, spec.bias_dtype, spec.bias),
+        ("q's segment_ids", inputs.q_segment_ids, None, queries[::2]),
+        ("k's segment_ids", inputs.kv_segment_ids, None, keys[::2]),
+        ("sinks", inputs.sinks, spec.sinks_dtype, queries[1:2]),
+        ("dropout_seed", inputs.dropout_seed, torch.int64, (1,)),
+    )
+    for name, tensor, dtype, shape in saved:
+        if tensor is not None and ((dtype or tensor.dtype) != tensor.dtype or tensor.shape != shape or tensor.device != spec.device):
+            found = f"{tensor.dtype} {tuple(tensor.shape)} on {tensor.device}"
+            packed = f"{dtype or tensor.dtype} {tuple(shape or ())} on {spec.device}"
+            raise TypeError(f"a hook on saved tensors gave {name} back as {found}, it got {packed}: unpack must undo pack")
 
 
 def _as_saved(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[AttentionSpec, AttentionInputs]:

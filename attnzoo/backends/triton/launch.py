@@ -36,6 +36,8 @@ VECTOR_BYTES = 16
 ROWS = ("q", "k", "v", "o", "grad_o", "grad_q", "grad_k", "grad_v")
 OWN = ("pivot_ptr", "delta_ptr", "norm_ptr")  # allocated by the launchers, hence aligned
 
+_interpreting = threading.Lock()  # the interpreter keeps its grid, and what it patches of triton, once a process
+
 
 class Kernel:
     """A jit function and its binaries.
@@ -60,7 +62,8 @@ class Kernel:
         if not plan.programs:
             return
         if INTERPRETED:
-            self.fn[(plan.programs,)](*arguments, **plan.constants)
+            with _interpreting:
+                self.fn[(plan.programs,)](*arguments, **plan.constants)
             return
         binary = plan.binaries.get((aligned, types))
         if binary is None:

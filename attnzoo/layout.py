@@ -316,6 +316,7 @@ class BlockLayout:
 
     def to(self, device: torch.device | str) -> BlockLayout:
         """The same layout with its tensors on `device`; itself where they are there."""
+        device = torch.device(device)  # a dtype would be taken by the tensors, and make other indices of them
         self.check_unmodified()
         full, rule = self.full.on(device), self.rule
         if full.offsets is self.full.offsets:

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnzoo
-from attnzoo import BlockLayout
+from attnzoo import BlockLayout, layouts
 from attnzoo.layout import BlockLists, ElementRule
 
 
@@ -424,3 +424,19 @@ def test_a_layout_can_be_made_under_a_transform():
     leaf = q.clone().requires_grad_()
     loss(leaf).backward()
     torch.testing.assert_close(torch.func.grad(loss)(q), leaf.grad)
+
+
+def test_a_layout_is_moved_and_not_cast():
+    for target in (torch.float32, torch.int64):
+        with pytest.raises(TypeError):
+            layouts.causal(64, block=16).to(target)
+
+
+def one_block(length, *, block):
+    return BlockLayout.from_blocks(torch.ones(1, 1, dtype=torch.bool), block=block, q_len=length, kv_len=length)
+
+
+@pytest.mark.parametrize("make", [one_block, layouts.causal])
+def test_the_mask_of_a_layout_costs_no_more_than_its_lengths(make):
+    layout = make(5, block=2**40)
+    assert torch.equal(layout.to_dense(), make(5, block=8).to_dense())

@@ -236,3 +236,15 @@ def test_the_function_of_a_layout_reads_no_bits_of_full_blocks(partial):
     pairs = torch.arange(8)
     found = mask_mod_of(layout)(torch.zeros(1, 1, dtype=torch.int64), torch.zeros(1, 1, dtype=torch.int64), pairs[:, None], pairs[None, :])
     assert torch.equal(found, mask), f"{found} is not the layout's mask"
+
+
+def test_a_block_mask_whose_function_reduces_is_asked_as_flex_attention_asks():
+    anchors = torch.tensor([3, 40])
+    functions = {
+        "any": lambda b, h, i, j: (i == anchors).any() | (j <= i),
+        "any of the last dim": lambda b, h, i, j: ((i - anchors).abs() < 2).any(-1) & (j != anchors).all(-1),
+        "stack": lambda b, h, i, j: torch.stack([j <= i, i == 3 + h, j == 5 + b]).any(0),
+    }
+    for name, mask_mod in functions.items():
+        block_mask = create_block_mask(mask_mod, 2, 3, 64, 50, device="cpu", BLOCK_SIZE=16)
+        assert torch.equal(from_block_mask(block_mask).to_dense(), create_mask(mask_mod, 2, 3, 64, 50, device="cpu")), name

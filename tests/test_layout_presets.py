@@ -284,3 +284,61 @@ def test_a_window_beyond_any_length():
 def test_malformed_arguments_are_named(call, message):
     with pytest.raises((TypeError, ValueError), match=message):
         call()
+
+
+MADE = {
+    "causal": lambda **o: layouts.causal(64, block=16, **o),
+    "sliding_window": lambda **o: layouts.sliding_window(64, window=9, block=16, **o),
+    "dilated": lambda **o: layouts.dilated(64, reach=2, block=16, **o),
+    "strided": lambda **o: layouts.strided(64, stride=2, block=16, **o),
+    "fixed": lambda **o: layouts.fixed(64, stride=2, block=16, **o),
+    "butterfly": lambda **o: layouts.butterfly(64, block=16, **o),
+    "bigbird": lambda **o: layouts.bigbird(64, block=16, **o),
+    "longformer": lambda **o: layouts.longformer(64, reach=1, block=16, **o),
+    "prefix_lm": lambda **o: layouts.prefix_lm(64, prefix=9, block=16, **o),
+    "documents": lambda **o: layouts.documents([30, 34], block=16, **o),
+    "random": lambda **o: layouts.random(64, density=0.5, block=16, **o),
+    "from_mask_mod": lambda **o: layouts.from_mask_mod(lambda b, h, i, j: j <= i, 64, 64, block=16, **o),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_a_default_device_is_not_where_a_layout_of_the_cpu_is_made_or_drawn(name):
+    """ "meta" stands for a GPU: what strays there can't be read."""
+    expected = MADE[name]()
+    with torch.device("meta"):
+        made = MADE[name](device="cpu")
+        assert str(made) == str(expected)
+        made.transposed  # noqa: B018 (nothing of it may stray either)
+    assert torch.equal(made.to_dense(), expected.to_dense())
+
+
+def test_bands_are_made_on_the_default_device():
+    with torch.device("meta"), pytest.raises((RuntimeError, NotImplementedError), match="meta"):
+        layouts.causal(64, block=16)  # reads back how many blocks there are
+
+
+ANCHORS = torch.tensor([3, 40])
+
+
+@pytest.mark.parametrize(
+    "mask_mod",
+    [
+        lambda b, h, i, j: (i == ANCHORS).any() | (j <= i),
+        lambda b, h, i, j: (i == ANCHORS).any(-1) | (j <= i),
+        lambda b, h, i, j: (j == ANCHORS[:1]).any() & (j <= i),
+        lambda b, h, i, j: (i != ANCHORS).all() & (i - j < 8) & (j <= i),
+        lambda b, h, i, j: (j <= i) & (i > i.min()),
+        lambda b, h, i, j: (j <= i).flip(0),
+    ],
+)
+@pytest.mark.parametrize("heads", [1, 3])
+def test_a_mask_mod_whose_answer_for_a_pair_depends_on_others_is_refused(mask_mod, heads):
+    with pytest.raises((ValueError, RuntimeError), match=r"mask_mod says .* of query .* among others|size of tensor"):
+        layouts.from_mask_mod(mask_mod, 64, 64, heads=heads, block=16)
+
+
+def test_a_mask_mod_may_reduce_over_a_dim_of_its_own():
+    made = layouts.from_mask_mod(lambda b, h, i, j: (i[..., None] == ANCHORS).any(-1) | (j <= i), 64, 64, block=16)
+    i, j = indices(64, 64)
+    check(made, torch.isin(i, ANCHORS) | (j <= i))

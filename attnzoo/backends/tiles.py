@@ -172,7 +172,7 @@ def layout_tiles(layout: BlockLayout, head: int, rows: slice, visible: slice, si
     blocks_per_tile = max(1, sizes.columns // layout.block_kv)
     for on_host, lists, is_partial in zip(layout.host_lists, (layout.full, layout.partial), (False, True)):
         first, stop = on_host.offsets[row : row + 2].tolist()
-        edges = torch.tensor([visible.start // layout.block_kv, -(-visible.stop // layout.block_kv)], dtype=torch.int32)
+        edges = on_host.indices.new_tensor([visible.start // layout.block_kv, -(-visible.stop // layout.block_kv)])
         low, high = (first + torch.searchsorted(on_host.indices[first:stop], edges)).tolist()
         for place in range(low, high, blocks_per_tile):
             which = slice(place, min(place + blocks_per_tile, high))

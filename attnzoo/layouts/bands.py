@@ -7,7 +7,7 @@ from torch import Tensor
 
 from attnzoo.layout import BlockLayout, BlockLists, ElementRule
 from attnzoo.layouts.ranges import lists_of_ranges
-from attnzoo.layouts.validation import block_size, lengths
+from attnzoo.layouts.validation import block_size, lengths, made_on
 from attnzoo.spec import Align, Window, check_align, check_window
 
 __all__ = ["causal", "sliding_window"]
@@ -23,7 +23,7 @@ def causal(q_len: int, kv_len: int | None = None, *, block: Block = 128, align: 
         q_len, kv_len: lengths in tokens; kv_len defaults to q_len.
         block: tokens a block, one number or `(block_q, block_kv)`.
         align: where the diagonal sits if the lengths differ; needed there, as in `attention`.
-        device: of the layout's tensors.
+        device: of the layout's tensors; torch's default device where none is given.
     """
     return _band(q_len, kv_len, (None, 0), block, align, device)
 
@@ -52,7 +52,7 @@ def _band(q_len: int, kv_len: int | None, window: Window, block: Block, align: A
     block_q, block_kv = block_size(block)
     align = check_align(align, True, q_len, kv_len)
     band = (*(check_window(window) or (None, None)), kv_len - q_len if align == "bottom_right" else 0)
-    device = torch.device(device or "cpu")
+    device = made_on(device)
     full, partial = _band_lists(q_len, kv_len, block_q, block_kv, band, device)
     layout = BlockLayout._trusted(
         q_len=q_len, kv_len=kv_len, block_q=block_q, block_kv=block_kv, full=full, partial=partial, rule=ElementRule(band=band)

@@ -87,11 +87,12 @@ def from_dense(mask: Tensor, *, block: int | tuple[int, int]) -> BlockLayout:
 
 def to_dense(layout: BlockLayout) -> Tensor:
     batch, heads, rows, columns = layout.batch, layout.heads, layout.rows, layout.columns
-    block_q, block_kv = layout.block_q, layout.block_kv
+    block_q, block_kv = min(layout.block_q, layout.q_len), min(layout.block_kv, layout.kv_len)  # one that is longer is cut
     tiles = torch.zeros(batch * heads * rows, columns, block_q, block_kv, dtype=torch.bool, device=layout.device)
     everything = tiles.new_ones(())  # True itself would be copied from the CPU, which no graph can capture
     tiles[layout.full.row_of_each(), layout.full.indices.long()] = everything
-    tiles[layout.partial.row_of_each(), layout.partial.indices.long()] = partial_blocks(layout)
+    kept = partial_blocks(layout, WHOLE, slice(block_q), slice(block_kv))
+    tiles[layout.partial.row_of_each(), layout.partial.indices.long()] = kept
     split = tiles.transpose(1, 2).reshape(batch, heads, rows * block_q, columns * block_kv)
     return split[:, :, : layout.q_len, : layout.kv_len]
 
@@ -106,12 +107,10 @@ def partial_blocks(layout: BlockLayout, which: slice = WHOLE, rows: slice = WHOL
         rows, columns: within each block.
     """
     rule, device = layout.rule, layout.device
-    count = len(layout.partial.indices)  # slice.indices is beyond the Dynamo of torch 2.11
-    stop = count if which.stop is None else min(which.stop, count)
-    places = torch.arange(which.start or 0, stop, dtype=torch.int32, device=device)
+    places = _places(which, len(layout.partial.indices), device).to(torch.int32)
     row = torch.searchsorted(layout.partial.offsets, places, right=True) - 1
-    i = (row % max(layout.rows, 1) * layout.block_q)[:, None] + torch.arange(layout.block_q, device=device)[rows]
-    j = (layout.partial.indices[which].long() * layout.block_kv)[:, None] + torch.arange(layout.block_kv, device=device)[columns]
+    i = (row % max(layout.rows, 1) * layout.block_q)[:, None] + _places(rows, layout.block_q, device)
+    j = (layout.partial.indices[which].long() * layout.block_kv)[:, None] + _places(columns, layout.block_kv, device)
     kept = torch.ones(len(row), i.shape[1], j.shape[1], dtype=torch.bool, device=device)
     if rule.bits is not None:
         kept &= unpack_bits(rule.bits[which, rows], layout.block_kv)[..., columns]
@@ -123,6 +122,11 @@ def partial_blocks(layout: BlockLayout, which: slice = WHOLE, rows: slice = WHOL
         q_tile = q_ids[b[:, None], i.clamp(max=layout.q_len - 1)]
         kept &= q_tile[:, :, None] == kv_ids[b[:, None], j.clamp(max=layout.kv_len - 1)][:, None, :]
     return kept
+
+
+def _places(part: slice, size: int, device: torch.device) -> Tensor:
+    stop = size if part.stop is None else min(part.stop, size)  # slice.indices is beyond the Dynamo of torch 2.11
+    return torch.arange(part.start or 0, stop, device=device)
 
 
 def partial_words(layout: BlockLayout) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnzoo.layout import ID_DTYPES, BlockLayout, BlockLists, ElementRule, pack_bits
 from attnzoo.layouts.build import band_keep, partial_blocks
-from attnzoo.layouts.mask_mod import MaskMod, evaluate_blocks
+from attnzoo.layouts.mask_mod import MaskMod, evaluate_blocks, of_single_pairs
 from attnzoo.layouts.validation import LARGEST, block_size, check_readable
 
 __all__ = ["PaddedLists", "from_block_mask", "from_bsr", "from_padded_lists", "mask_mod_of", "padded_lists", "to_block_mask", "to_bsr"]
@@ -51,7 +51,8 @@ def padded_lists(layout: BlockLayout) -> PaddedLists:
 def from_padded_lists(
     lists: PaddedLists, *, q_len: int, kv_len: int, block: int | tuple[int, int], mask_mod: MaskMod | None = None
 ) -> BlockLayout:
-    """The layout of padded lists; partial blocks keep the pairs for which `mask_mod(b, h, i, j)` is True.
+    """The layout of padded lists; partial blocks keep the pairs for which `mask_mod(b, h, i, j)` is True, a function of four
+    0-dim int64 tensors that is called under `torch.vmap`, as FlexAttention calls it.
 
     Raises:
         TypeError, ValueError: lists that don't fit one another, an index out of range, a block listed twice, partial blocks
@@ -67,7 +68,7 @@ def from_padded_lists(
         return replace(draft, rule=ElementRule())
     if mask_mod is None:
         raise ValueError("mask_mod is None, but there are partial blocks; give the function that says which pairs they keep")
-    return replace(draft, rule=ElementRule(bits=evaluate_blocks(mask_mod, draft.partial, draft)))
+    return replace(draft, rule=ElementRule(bits=evaluate_blocks(of_single_pairs(mask_mod), draft.partial, draft)))
 
 
 def _check_padded(lists: object) -> None:

@@ -14,7 +14,7 @@ from attnzoo.layout import ID_DTYPES, BlockLayout, ElementRule
 from attnzoo.layouts.bands import causal
 from attnzoo.layouts.mask_mod import evaluate_blocks
 from attnzoo.layouts.ranges import lists_of_ranges
-from attnzoo.layouts.validation import check_int
+from attnzoo.layouts.validation import check_int, made_on
 from attnzoo.spec import Align
 
 __all__ = ["documents", "prefix_lm"]
@@ -30,7 +30,7 @@ def documents(
             integers that don't decrease along the sequence.
         causal: also `j <= i`, within the packed sequence.
         block: tokens a block, the same for queries and keys.
-        device: of the layout's tensors; that of the ids by default.
+        device: of the layout's tensors; where none is given that of the ids, or for lengths torch's default device.
 
     Raises:
         ValueError: ids that decrease, or a length below 0.
@@ -69,13 +69,13 @@ def _ids(documents: Sequence[int] | Tensor, device: torch.device | str | None) -
     if isinstance(documents, Tensor):
         if documents.ndim not in (1, 2) or documents.dtype not in ID_DTYPES:
             raise TypeError(f"documents has dtype {documents.dtype}, {documents.ndim} dims; it takes integer ids (S,) or (B, S)")
-        ids = documents.to(device or documents.device, copy=True)
+        ids = documents.to(documents.device if device is None else torch.device(device), copy=True)
         ids = ids if ids.ndim == 2 else ids[None]
         if bool((ids[:, 1:] < ids[:, :-1]).any()):  # a difference could wrap
             raise ValueError("documents has ids that decrease along the sequence; a layout needs them in order")
         return ids.contiguous()
-    lengths = torch.tensor([_length(length) for length in documents], dtype=torch.int64)
-    return torch.repeat_interleave(torch.arange(len(lengths)), lengths)[None, :].to(device or "cpu")
+    lengths = torch.tensor([_length(length) for length in documents], dtype=torch.int64, device="cpu")
+    return torch.repeat_interleave(torch.arange(len(lengths), device="cpu"), lengths)[None, :].to(made_on(device))
 
 
 def _length(value: SupportsIndex) -> int:

@@ -40,10 +40,10 @@ def save(layout: BlockLayout, path: str | Path) -> None:
 
 
 def load(path: str | Path) -> BlockLayout:
-    """Read a layout and validate it.
+    """Read a layout onto the CPU and validate it.
 
     Raises:
-        ValueError: not such a file, or a layout that is malformed; the message names the field.
+        TypeError, ValueError: not such a file, or a layout that is malformed; the message names the field.
     """
     path = _checked(path)
     facts, tensors = _read_safetensors(path) if path.suffix == ".safetensors" else _read_json(path)
@@ -111,4 +111,4 @@ def _tensor(entry: dict[str, Any]) -> Tensor:
     values = entry["values"]
     if not all([type(value) is int for value in values]):
         raise TypeError("a tensor holds what is no integer")
-    return torch.tensor(values, dtype=DTYPES[entry["dtype"]]).view(entry["shape"])
+    return torch.tensor(values, dtype=DTYPES[entry["dtype"]], device="cpu").view(entry["shape"])

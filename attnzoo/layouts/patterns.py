@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnzoo.layout import BlockLayout, BlockLists, ElementRule
-from attnzoo.layouts.validation import block_size, check_int, lengths
+from attnzoo.layouts.validation import block_size, check_int, lengths, made_on
 
 __all__ = ["bigbird", "butterfly", "dilated", "fixed", "longformer", "random", "strided"]
 
@@ -33,7 +33,7 @@ def _of_columns(
     q_len, kv_len = lengths(q_len, kv_len)
     block_q, block_kv = block_size(block)
     rows, columns = _count(q_len, block_q), _count(kv_len, block_kv)
-    row = torch.arange(rows, device=device)[:, None]
+    row = torch.arange(rows, device=made_on(device))[:, None]
     wanted = torch.cat([table.expand(rows, -1) for table in columns_of(row)], dim=1)
     inside = (wanted >= 0) & (wanted < columns)
     whole = torch.arange(min(whole_rows, rows) * columns, device=row.device)
@@ -181,7 +181,7 @@ def random(
     def columns_of(row: Tensor) -> list[Tensor]:
         columns = _count(q_len if kv_len is None else kv_len, block_size(block)[1])
         wanted = max(round(density * columns), int(diagonal))
-        parts = torch.arange(len(row))[:, None].split(max(1, RANKED_AT_ONCE // max(columns, 1)))
+        parts = torch.arange(len(row), device="cpu")[:, None].split(max(1, RANKED_AT_ONCE // max(columns, 1)))
         return [torch.cat([_first_ranks(part, columns, wanted, diagonal, generator) for part in parts]).to(row.device)]
 
     return _of_columns(q_len, kv_len, block, device, columns_of)
@@ -189,7 +189,7 @@ def random(
 
 def _first_ranks(row: Tensor, columns: int, wanted: int, diagonal: bool, generator: torch.Generator) -> Tensor:
     """The first of a random order of the columns, for each row; its own block comes first if `diagonal`."""
-    ranks = torch.rand(len(row), columns, generator=generator).argsort(dim=1)
+    ranks = torch.rand(len(row), columns, generator=generator, device="cpu").argsort(dim=1)
     if diagonal and columns:
         own = row.clamp(max=columns - 1)
         ranks = torch.cat([own, ranks[ranks != own].view(len(row), columns - 1)], dim=1)
@@ -198,10 +198,10 @@ def _first_ranks(row: Tensor, columns: int, wanted: int, diagonal: bool, generat
 
 def _drawn(rows: int, columns: int, count: int, generator: torch.Generator) -> Tensor:
     """`count` different columns for each row, all sets alike likely (Floyd's algorithm): time and memory in what is drawn."""
-    drawn = torch.empty(rows, count, dtype=torch.int64)
+    drawn = torch.empty(rows, count, dtype=torch.int64, device="cpu")
     for place in range(count):
         last = columns - count + place
-        pick = torch.randint(last + 1, (rows, 1), generator=generator)
+        pick = torch.randint(last + 1, (rows, 1), generator=generator, device="cpu")
         is_taken = (drawn[:, :place] == pick).any(dim=1)
         drawn[:, place] = torch.where(is_taken, last, pick[:, 0])
     return drawn
@@ -210,4 +210,4 @@ def _drawn(rows: int, columns: int, count: int, generator: torch.Generator) -> T
 def _generator(seed: int) -> torch.Generator:
     """Of its own and on the CPU, so that a seed means the same on every device."""
     check_int("seed", seed, least=0, most=2**64 - 1)
-    return torch.Generator().manual_seed(seed)
+    return torch.Generator("cpu").manual_seed(seed)

@@ -30,8 +30,10 @@ def shades(layout: BlockLayout, batch: int = 0, head: int = 0, *, most: int) -> 
         if not 0 <= place < count:
             raise ValueError(f"{name} is {place}; the layout has {count}, counted from 0")
     size = (min(layout.rows, most), min(layout.columns, most))
-    cell_of_row, cell_of_column = [torch.arange(count) * cells // count for count, cells in zip((layout.rows, layout.columns), size)]
-    total = torch.zeros(size[0] * size[1], dtype=torch.float64)
+    cell_of_row, cell_of_column = [
+        torch.arange(count, device="cpu") * cells // count for count, cells in zip((layout.rows, layout.columns), size)
+    ]
+    total = torch.zeros(size[0] * size[1], dtype=torch.float64, device="cpu")
     first = (batch * layout.heads + head) * layout.rows
     for lists, value in zip(layout.host_lists, (FULL, PARTIAL)):
         offsets = lists.offsets[first : first + layout.rows + 1].long()

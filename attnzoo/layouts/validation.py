@@ -42,6 +42,11 @@ def lengths(q_len: object, kv_len: object) -> tuple[int, int]:
     return q_len, q_len if kv_len is None else kv_len  # type: ignore[return-value]
 
 
+def made_on(device: torch.device | str | None) -> torch.device:
+    """Where a layout is made: on torch's default device where none is given."""
+    return torch.empty(0).device if device is None else torch.device(device)
+
+
 def check_readable(name: str, tensor: Tensor) -> None:
     """Raise unless the tensor is dense and has values."""
     if tensor.layout is not torch.strided:

@@ -138,9 +138,10 @@ def test_results_to_compare_with_that_share_no_cell_are_refused(bench, saved):
 
 
 def test_what_a_comparison_leaves_out_is_said(bench, saved):
-    old = saved("old.json", {**MACHINE, "name": "another", "versions": {"torch": "1"}}, naive=1.0, gone=1.0)
-    code, _, err = bench("--load", saved("new.json", naive=1.0, fresh=1.0), "--compare", old)
+    old = saved("old.json", {**MACHINE, "name": "another", "versions": {"attnzoo": "0", "torch": "1"}}, naive=1.0, gone=1.0)
+    machine = {**MACHINE, "versions": {"attnzoo": "0", "torch": "2", "triton": "4"}}
+    code, _, err = bench("--load", saved("new.json", machine, naive=1.0, fresh=1.0), "--compare", old)
     assert code == 0, err
     assert "1 cell of 2 there is not here" in err, err
     assert "another name: another, here a machine" in err, err
-    assert "another versions" in err, err
+    assert "is of other versions: torch 1, here 2; triton none, here 4\n" in err, f"what is the same needs no word: {err}"

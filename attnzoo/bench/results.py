@@ -152,7 +152,7 @@ class Results:
     def differences(self, machine: Mapping[str, Any], names: Sequence[str]) -> list[str]:
         """What is another here than on that machine, in words."""
         pairs = {name: (self.machine.get(name), machine.get(name)) for name in names}
-        return [f"another {name}: {ours}, here {theirs}" for name, (ours, theirs) in pairs.items() if ours != theirs]
+        return [_difference(name, ours, theirs) for name, (ours, theirs) in pairs.items() if ours != theirs]
 
     def add(self, cells: Iterable[Cell]) -> None:
         """Keep finished cells, and write the file anew: killed at any moment, it is the one before or the one after.
@@ -221,6 +221,14 @@ class Results:
             return other.median / cell.median
         pairs: Sequence[tuple[float, float]] = list(zip(other.rounds, cell.rounds))
         return statistics.median(theirs / ours for theirs, ours in pairs)
+
+
+def _difference(name: str, ours: Any, theirs: Any) -> str:
+    """In words; of two dicts, what differs between them."""
+    if not (isinstance(ours, dict) and isinstance(theirs, dict)):
+        return f"another {name}: {ours}, here {theirs}"
+    pairs = {key: (ours.get(key, "none"), theirs.get(key, "none")) for key in ours | theirs}
+    return f"other {name}: " + "; ".join(f"{key} {one}, here {other}" for key, (one, other) in pairs.items() if one != other)
 
 
 def _require_machine(machine: Any) -> None:

@@ -248,3 +248,38 @@ def test_a_block_mask_whose_function_reduces_is_asked_as_flex_attention_asks():
     for name, mask_mod in functions.items():
         block_mask = create_block_mask(mask_mod, 2, 3, 64, 50, device="cpu", BLOCK_SIZE=16)
         assert torch.equal(from_block_mask(block_mask).to_dense(), create_mask(mask_mod, 2, 3, 64, 50, device="cpu")), name
+
+
+@pytest.mark.parametrize(
+    ("offsets", "columns", "block"),
+    [
+        ([0, 2, 2], [2**32, 2**32 + 1], (4, 4)),  # 0 and 1 in 32 bits
+        ([0, 1, 2], [0, 2], (4, 4)),
+        ([0, 1, 2], [-1, 0], (4, 4)),
+        ([0, 2, 2], [1, 0], (4, 4)),
+        ([0, 2, 2], [1, 1], (4, 4)),
+        ([0, 5, 2], [0, 1], (4, 4)),
+        ([1, 1, 2], [0, 1], (4, 4)),
+        ([0, 1, 1, 2], [0, 1], (4, 4)),
+        ([0, 2, 2], [0, 1], (3, 4)),
+    ],
+)
+def test_a_bsr_tensor_that_torch_never_checked(offsets, columns, block):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parts = [torch.tensor(part) for part in (offsets, columns)]
+        mask = torch.sparse_bsr_tensor(*parts, torch.ones(2, *block), size=(8, 8), check_invariants=False)
+    with pytest.raises(ValueError, match="mask is not a well-formed sparse_bsr tensor"):
+        from_bsr(mask)
+
+
+def test_a_default_device_is_not_where_a_layout_of_the_cpu_is_converted():
+    """ "meta" stands for a GPU."""
+    layout = layouts.sliding_window(64, window=20, block=16)
+    with torch.device("meta"):
+        forms = to_bsr(layout), to_block_mask(layout), padded_lists(layout)
+        backs = [from_bsr(forms[0]), from_block_mask(forms[1])]
+        backs.append(from_padded_lists(forms[2], q_len=64, kv_len=64, block=16, mask_mod=mask_mod_of(layout)))
+        combined = layouts.stack_heads([layout & layout, layout | layout, ~~layout])
+    for back in (*backs, combined):
+        assert torch.equal(back.to_dense(), layout.to_dense().expand(1, back.heads, 64, 64))

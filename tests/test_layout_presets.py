@@ -274,6 +274,7 @@ def test_a_window_beyond_any_length():
         (lambda: layouts.documents([3, 1.5]), "a length of documents is 1.5"),
         (lambda: layouts.documents([3], block=(4, 4)), "block is"),
         (lambda: layouts.documents(torch.zeros(4, dtype=torch.uint16)), "documents has dtype torch.uint16"),
+        (lambda: layouts.topk(torch.rand(2, 2).to_sparse(), 1, q_len=2, kv_len=2, block=1), "scores is a sparse"),
         (lambda: layouts.topk(torch.rand(2, 2), 1.0, q_len=2, kv_len=2, block=1), "k is 1.0"),
         (lambda: layouts.topk(torch.rand(2, 2), 1, q_len=2.0, kv_len=2, block=1), "q_len is 2.0"),
         (lambda: layouts.from_mask_mod(lambda b, h, i, j: i >= j, -4, 4), "q_len is -4"),

@@ -179,10 +179,13 @@ def to_bsr(layout: BlockLayout) -> Tensor:
     columns = torch.cat([layout.full.indices, layout.partial.indices]).long()
     order = (row * max(layout.columns, 1) + columns).argsort()
     offsets = (layout.full.offsets + layout.partial.offsets).long()
-    values = torch.cat([full, partial])[order]
+    return _sparse_bsr(offsets, columns[order], torch.cat([full, partial])[order], (layout.q_len, layout.kv_len))
+
+
+def _sparse_bsr(offsets: Tensor, columns: Tensor, values: Tensor, size: tuple[int, ...]) -> Tensor:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse BSR tensor support is in beta", category=UserWarning)
-        return torch.sparse_bsr_tensor(offsets, columns[order], values, size=(layout.q_len, layout.kv_len), check_invariants=True)
+        return torch.sparse_bsr_tensor(offsets, columns, values, size=size, device=values.device, check_invariants=True)
 
 
 def from_bsr(mask: Tensor) -> BlockLayout:
@@ -191,8 +194,12 @@ def from_bsr(mask: Tensor) -> BlockLayout:
         raise TypeError(f"mask is a {type(mask).__name__}, not a tensor")
     if mask.layout is not torch.sparse_bsr or mask.ndim != 2:
         raise TypeError(f"mask has layout {mask.layout} and {mask.ndim} dims; it takes a sparse_bsr tensor (q_len, kv_len)")
-    kept = mask.values() != 0
-    offsets, columns = mask.crow_indices(), mask.col_indices()
+    offsets, columns, values = mask.crow_indices(), mask.col_indices(), mask.values()
+    try:  # torch makes one of any numbers, unless it is asked
+        _sparse_bsr(offsets, columns, values, mask.shape)
+    except RuntimeError as error:
+        raise ValueError(f"mask is not a well-formed sparse_bsr tensor: {error}") from None
+    kept = values != 0
     row = torch.repeat_interleave(torch.arange(len(offsets) - 1, device=offsets.device), offsets.diff())
     is_full, has_any = kept.flatten(1).all(1), kept.flatten(1).any(1)
 

@@ -27,6 +27,8 @@ def topk(scores: Tensor, k: int, *, q_len: int, kv_len: int, block: int | tuple[
     """
     if not isinstance(scores, Tensor) or not scores.dtype.is_floating_point:
         raise TypeError(f"scores is {getattr(scores, 'dtype', type(scores).__name__)}; it takes a float tensor")
+    if scores.layout is not torch.strided:
+        raise TypeError(f"scores is a sparse tensor of layout {scores.layout}; it takes a dense (strided) one")
     if scores.ndim not in (2, 4):
         raise ValueError(f"scores has {scores.ndim} dims, shape {tuple(scores.shape)}; it takes 2 or 4")
     q_len, kv_len = lengths(q_len, kv_len)

@@ -102,7 +102,8 @@ def test_a_resumed_run_says_which_cells_are_its_own(tmp_path):
     """Its start, clocks and ceilings are its own too; one that added no cell leaves nothing."""
     kept = Results({**MACHINE, "started": "first"}, {"relative_to": "a"}, path=tmp_path / "out.json")
     kept.add([cell("a", 1.0, 2.0, 2.0, length=8)])
-    assert "resumed" not in machine_line(kept)
+    assert machine_line(kept).endswith("; relative: times as fast as a"), machine_line(kept)
+    assert "commit abc; started first; " in machine_line(kept)
     for started in ("in vain", "later"):
         kept = Results.read(kept.path)
         kept.resume({**MACHINE, "started": started, "ceilings": {"copy": 15.0}})

@@ -33,7 +33,7 @@ def page(results: Results, changes: Sequence[Change] = ()) -> str:
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"<title>attnzoo bench: {escape(str(results.machine.get('name')))}</title>\n<style>{STYLE}</style>\n</head>\n<body>\n"
-        f'<h1>attnzoo bench</h1>\n<p class="machine">{escape(machine_line(results))}; {escape(str(results.machine.get("started")))}</p>\n'
+        f'<h1>attnzoo bench</h1>\n<p class="machine">{escape(machine_line(results))}</p>\n'
         f"{_counts(results)}{_changes(changes)}{pictures}{tables}</body>\n</html>\n"
     )
 

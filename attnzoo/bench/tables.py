@@ -80,7 +80,7 @@ def amount(count: float) -> str:
 
 
 def machine_line(results: Results) -> str:
-    """The machine, versions, commit and ceilings, in a sentence or two."""
+    """The machine, versions, commit, start and ceilings, and later runs that went on, in a sentence or two."""
     machine, settings = results.machine, results.settings
     versions = ", ".join(f"{name} {number}" for name, number in machine.get("versions", {}).items())
     ceilings = machine.get("ceilings", {})
@@ -88,6 +88,8 @@ def machine_line(results: Results) -> str:
     parts = [f"{machine.get('name')} ({machine.get('device')}), {versions}"]
     if machine.get("commit"):
         parts.append(f"commit {machine['commit']}")
+    if machine.get("started"):
+        parts.append(f"started {machine['started']}")
     if ceilings:
         parts.append(f"a matrix product reaches {reached}, a copy {ceilings.get('copy', 0):g} GB/s")
     if settings.get("relative_to"):

@@ -358,7 +358,9 @@ def repeat_cases() -> list[Case]:
         *[Case(f"{head_dim} causal", 2, 20, 5, head_dim=head_dim, **causal) for head_dim in (64, 128)],
         *[Case(f"{head_dim} full", 2, 20, 5, head_dim=head_dim, **full) for head_dim in (64, 128)],
         Case("64 window", 2, 20, 5, 1111, 1111, head_dim=64, window=(128, 0)),
-        *[Case(f"{head_dim} full", 2, 20, 5, head_dim=head_dim, backward=False, **full) for head_dim in (96, 192)],
+        *[Case(f"{head_dim} full", 2, 20, 5, head_dim=head_dim, backward=False, **full) for head_dim in (96, 192, 256)],
+        Case("192 long causal", 1, 20, 5, 2111, 2111, head_dim=192, causal=True, backward=False),
+        Case("64 long causal", 1, 20, 5, 4111, 4111, head_dim=64, causal=True),
     ]
 
 

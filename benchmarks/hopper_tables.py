@@ -12,6 +12,7 @@ from typing import Any
 import pages
 
 MEASURED = pages.RESULTS / "hopper_compare.json"
+AGAIN = pages.RESULTS / "hopper_compare_again.json"
 NAMES = ("ours", "cudnn", "fa2", "fa3", "fa4", "flex")
 TITLES = {
     ("table", "forward"): "Multi-head, forward",
@@ -52,6 +53,10 @@ def groups(rows: list[Row]) -> dict[str, list[Row]]:
     return found
 
 
+def summary(rows: list[Row]) -> str:
+    return pages.table(["", *NAMES[1:], "the best of them"], [[what, *ratios(of)] for what, of in groups(rows).items()])
+
+
 def steps_of(rows: list[Row]) -> str:
     names = list(rows[0]["tokens_per_second"])
     lines = []
@@ -63,13 +68,18 @@ def steps_of(rows: list[Row]) -> str:
 
 def measured(results: dict[str, Any]) -> str:
     rows, versions = results["rows"], results["versions"]
+    again = json.loads(AGAIN.read_text(encoding="utf-8"))
     named = ", ".join(f"{name} {version}" for name, version in versions.items() if name not in ("attnzoo", "nvidia-cudnn-cu13"))
     late = sorted({f"{name} in {row['cell']}" for row in rows for name in row.get("host_was_late", ())})
     parts = [
-        f"One {results['device']}, one process, all side by side; {named}, cuDNN {results['cudnn']}; commit {results['commit']}. "
+        f"One {results['device']}, all side by side in one process a run; {named}, cuDNN {results['cudnn']}; commit {results['commit']}. "
         "TFLOP/s of useful work, bf16.",
+        f"Runs: {'; '.join(results['command'])}.",
         "Ours over each, the geometric mean (the least; cells):",
-        pages.table(["", *NAMES[1:], "the best of them"], [[what, *ratios(of)] for what, of in groups(rows).items()]),
+        summary(rows),
+        f"Every cell again in one run, another day, at commit {again['commit']}: forward the same machine code, backward one that is up to "
+        "2% slower (`hopper_compare_again.json`):",
+        summary(again["rows"]),
     ]
     for (section, kind), title in TITLES.items():
         chosen = [row for row in rows if row.get("section") == section and row["pass"] == kind]

@@ -23,7 +23,7 @@ from attnzoo.spec import AttentionSpec
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "dense": {},
-    "ragged": dict(kv_len=8000),
+    "ragged": dict(kv_len=8001),
     "causal": dict(causal=True),
     "shifted": dict(kv_len=8100, causal=True, align="bottom_right"),
     "window": dict(window=(128, 0)),
@@ -32,6 +32,12 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shortcausal": dict(length=512, causal=True),
     "middlecausal": dict(length=2048, causal=True),
     "widewindow": dict(window=(1024, 0)),
+    "shortdense": dict(length=512),
+    "shortragged": dict(length=300),
+    "shortshifted": dict(length=500, kv_len=512, causal=True, align="bottom_right"),
+    "middleshifted": dict(length=2000, kv_len=2048, causal=True, align="bottom_right"),
+    "causalvalues": dict(value_dim=128, causal=True),
+    "narrowvalues": dict(value_dim=64),
 }
 INSTRUCTIONS = ("HGMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "ATOMG", "RED", "LDL", "STL", "BAR", "STG.E.128", "STG.E.64", "LDG.E.128")
 

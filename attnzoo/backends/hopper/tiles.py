@@ -1,4 +1,4 @@
-"""Tile sizes by head dim. Change one, then run `pytest -m kernels tests/test_hopper_aot.py`: it says whether the registers still fit."""
+"""Tile sizes by head dim. docs/hopper.md, "Changing a tile", says what to run after a change: whether the registers still fit."""
 
 from __future__ import annotations
 

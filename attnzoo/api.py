@@ -16,7 +16,7 @@ from attnzoo.backend import Backend
 from attnzoo.explanation import Explanation
 from attnzoo.inputs import AttentionInputs
 from attnzoo.layout import BlockLayout
-from attnzoo.recent import spec_of
+from attnzoo.recent import described
 from attnzoo.registry import AUTO
 from attnzoo.spec import Align, AttentionSpec, Window
 from attnzoo.tracing import constant_when_traced
@@ -86,8 +86,9 @@ def attention(
         UnknownBackendError: no such backend.
     """
     has_tensors = not (mask is None and bias is None and segment_ids is None and layout is None and sinks is None)
+    is_ready = False
     if not has_tensors and dropout_seed is None and type(dropout_p) is float and dropout_p == 0.0:
-        spec = spec_of(q, k, v, causal, align, window, scale, softcap, return_lse, deterministic)
+        spec, is_ready = described(q, k, v, causal, align, window, scale, softcap, return_lse, deterministic)
     else:
         spec = AttentionSpec.of(
             q,
@@ -111,27 +112,25 @@ def attention(
     choice = _default_choice() if backend is None else backend
     _load(choice)
     chosen = registry.default().select(spec, choice)
-    inputs = AttentionInputs.of(
-        spec,
-        q,
-        k,
-        v,
-        mask=mask,
-        bias=bias,
-        segment_ids=segment_ids,
-        layout=layout,
-        sinks=sinks,
-        dropout_seed=dropout_seed,
-    )
-    kind = spec.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        with torch.autocast(kind, enabled=False):  # the inputs are cast: inside a backend nothing is cast again
-            result = chosen.attend(spec, inputs)
+    if is_ready:
+        result = chosen.attend(spec, AttentionInputs.ready(q, k, v))
     else:
-        result = chosen.attend(spec, inputs)
+        inputs = AttentionInputs.of(
+            spec, q, k, v, mask=mask, bias=bias, segment_ids=segment_ids, layout=layout, sinks=sinks, dropout_seed=dropout_seed
+        )
+        result = _attend_without_autocast(chosen, spec, inputs)
     if not _is_result(spec, result):
         raise RuntimeError(f"backend {chosen.name!r} returned {_fault(spec, result)}; this is its fault")
     return result if return_lse else result[0]  # type: ignore[return-value]
+
+
+def _attend_without_autocast(backend: Backend, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+    """The inputs are cast: inside a backend nothing is cast again."""
+    kind = spec.device.type
+    if kind != "meta" and torch.is_autocast_enabled(kind):
+        with torch.autocast(kind, enabled=False):
+            return backend.attend(spec, inputs)
+    return backend.attend(spec, inputs)
 
 
 def _is_result(spec: AttentionSpec, result: object) -> bool:

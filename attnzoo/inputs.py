@@ -72,6 +72,11 @@ class AttentionInputs:
             layout,
         )
 
+    @classmethod
+    def ready(cls, q: Tensor, k: Tensor, v: Tensor) -> AttentionInputs:
+        """Of a call without further tensors, whose q, k and v `of` would leave as they are."""
+        return _construct(q, k, v, None, None, None, None, None, None, None)
+
     def tensors(self) -> tuple[Tensor | None, ...]:
         """All but the layout's, in order."""
         ids = self.q_segment_ids, self.kv_segment_ids

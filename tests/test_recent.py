@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor
 
 import attnzoo
 from attnzoo import recent
+from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
 
 DEFAULTS: dict[str, Any] = {
@@ -28,7 +30,7 @@ def qkv(*, q_len: int = 6, kv_len: int = 6, dtype: torch.dtype = torch.float32, 
 
 
 def spec_of(tensors: list[Tensor], **options: Any) -> AttentionSpec:
-    return recent.spec_of(*tensors, *{**DEFAULTS, **options}.values())
+    return recent.described(*tensors, *{**DEFAULTS, **options}.values())[0]
 
 
 def test_equal_calls_share_a_spec() -> None:
@@ -71,6 +73,11 @@ def test_it_is_the_validators(name: str) -> None:
         ({"window": (1, 1)}, {"window": (1, 1, 1)}),
         ({"scale": 1.0}, {"scale": True}),
         ({"scale": 1.0}, {"scale": torch.tensor(1.0)}),
+        ({}, {"scale": torch.ones(2)}),
+        ({}, {"scale": numpy.ones(2)}),
+        ({}, {"softcap": numpy.ones(2)}),
+        ({}, {"align": numpy.ones(2)}),
+        ({}, {"causal": numpy.ones(2)}),
         ({"softcap": 1.0}, {"softcap": True}),
         ({"softcap": 1.0}, {"softcap": "1.0"}),
         ({"causal": True}, {"causal": True, "align": 0}),
@@ -118,10 +125,61 @@ def test_views_that_stand_for_their_negative_become_contiguous() -> None:
     assert spec_of([torch._neg_view(q), k, v]).strides[0] == (96, 48, 8, 1)
 
 
-def test_a_subclass_is_asked_anew() -> None:
-    class Named(Tensor):
-        pass
+class Named(Tensor):
+    pass
 
+
+def named(tensor: Tensor) -> Tensor:
+    return tensor.as_subclass(Named)
+
+
+def leaf(tensor: Tensor) -> Tensor:
+    return tensor.clone().requires_grad_()
+
+
+def spread(tensor: Tensor) -> Tensor:
+    return torch.stack([tensor, tensor], -1)[..., 0]
+
+
+def heads_inside(tensor: Tensor) -> Tensor:
+    return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+
+
+READY = {"contiguous": Tensor.contiguous, "heads inside": heads_inside, "slack": lambda t: torch.cat([t, t], -1)[..., :8], "leaf": leaf}
+UNREADY = {"spread": spread, "transposed": lambda t: t.mT.contiguous().mT, "negated": torch._neg_view, "subclass": named}
+
+
+@pytest.mark.parametrize("name", READY)
+def test_a_ready_call_has_the_inputs_that_validation_gives(name: str) -> None:
+    tensors = [READY[name](tensor) for tensor in qkv()]
+    for _ in range(2):
+        spec, is_ready = recent.described(*tensors, *DEFAULTS.values())
+        assert is_ready, "q, k and v would be looked at again"
+        expected, found = AttentionInputs.of(spec, *tensors), AttentionInputs.ready(*tensors)
+        assert all([one is other for one, other in zip(found.tensors(), expected.tensors(), strict=True)])
+        assert found.layout is None
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("name", UNREADY)
+def test_a_call_whose_tensors_become_others_is_not_ready(name: str, place: int) -> None:
+    tensors = qkv()
+    tensors[place] = UNREADY[name](tensors[place])
+    for _ in range(2):
+        assert not recent.described(*tensors, *DEFAULTS.values())[1]
+
+
+def test_a_call_is_not_ready_under_autocast_nor_where_kv_heads_are_cut_off() -> None:
+    assert recent.described(*qkv(), *DEFAULTS.values())[1]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not recent.described(*qkv(), *DEFAULTS.values())[1]
+        assert not recent.described(*qkv(dtype=torch.bfloat16), *DEFAULTS.values())[1], "autocast stays on inside of the backend"
+    q, k, v = qkv()
+    for _ in range(2):
+        assert not recent.described(q[:, :0], k, v, *DEFAULTS.values())[1]
+
+
+def test_a_subclass_is_asked_anew() -> None:
     q, k, v = qkv()
     assert spec_of([q.as_subclass(Named), k, v]) is not spec_of([q.as_subclass(Named), k, v])
 
@@ -134,8 +192,8 @@ def test_sparse_and_nested_tensors_are_refused_by_name() -> None:
 
 
 def test_the_table_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recent, "_specs", {})
+    monkeypatch.setattr(recent, "_calls", {})
     monkeypatch.setattr(recent, "MOST", 3)
     for length in range(1, 9):
         spec_of(qkv(q_len=length, kv_len=length))
-    assert len(recent._specs) <= 3
+    assert len(recent._calls) <= 3

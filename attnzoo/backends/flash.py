@@ -7,8 +7,8 @@ import importlib.util
 import os
 import shutil
 from dataclasses import replace
-from functools import lru_cache
-from typing import Literal
+from functools import cache, lru_cache
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -75,24 +75,31 @@ class Flash(RecomputingBackend):
 
     def forward(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor]:
         if not self._reasons_against_hopper(spec, "forward"):
-            from attnzoo.backends.hopper import launch
-
-            return launch.forward(spec, inputs.q, inputs.k, inputs.v)
-        from attnzoo.backends.triton import launchers
-
-        return launchers.forward(spec, inputs, empty_output(spec, inputs.q))
+            return _hopper().forward(spec, inputs.q, inputs.k, inputs.v)  # type: ignore[no-any-return]
+        return _portable().forward(spec, inputs, empty_output(spec, inputs.q))  # type: ignore[no-any-return]
 
     def backward(
         self, spec: AttentionSpec, inputs: AttentionInputs, o: Tensor, lse: Tensor, grad_o: Tensor, grad_lse: Tensor | None
     ) -> Gradients:
         if not self._reasons_against_hopper(spec, "backward"):
-            from attnzoo.backends.hopper import launch
-
-            grads = launch.backward(spec, inputs.q, inputs.k, inputs.v, o, lse, grad_o, grad_lse)
+            grads = _hopper().backward(spec, inputs.q, inputs.k, inputs.v, o, lse, grad_o, grad_lse)
             return Gradients(**{name: grad for name, grad in zip("qkv", grads) if name in spec.grads})
-        from attnzoo.backends.triton import launchers
+        return Gradients(**_portable().backward(spec, inputs, o, lse, grad_o, grad_lse))
 
-        return Gradients(**launchers.backward(spec, inputs, o, lse, grad_o, grad_lse))
+
+@cache
+def _portable() -> Any:
+    """The launchers, which import triton: at the first call, and no import statement at the others."""
+    from attnzoo.backends.triton import launchers
+
+    return launchers
+
+
+@cache
+def _hopper() -> Any:
+    from attnzoo.backends.hopper import launch
+
+    return launch
 
 
 @lru_cache(maxsize=1024)

@@ -100,8 +100,9 @@ class RecomputingBackend(Backend):
 
             o, lse = attend_compiled(self.key, spec, inputs)
         elif spec.grads:
-            differentiable = (inputs.q, inputs.k, inputs.v, inputs.bias, inputs.sinks)
-            o, lse = _RecomputedAttention.apply(self, spec, inputs, *differentiable)  # type: ignore[no-untyped-call]
+            tables = () if inputs.bias is None and inputs.sinks is None else (inputs.bias, inputs.sinks)
+            call = (self, spec, inputs)  # one argument: torch looks at each
+            o, lse = _RecomputedAttention.apply(call, inputs.q, inputs.k, inputs.v, *tables)  # type: ignore[no-untyped-call]
         else:
             o, lse = self.forward(spec, inputs)
         return o, (lse if spec.return_lse else None)
@@ -117,7 +118,8 @@ class RecomputingBackend(Backend):
 
 class _RecomputedAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, backend: RecomputingBackend, spec: AttentionSpec, inputs: AttentionInputs, *_: Tensor | None) -> Any:
+    def forward(ctx: Any, call: tuple[RecomputingBackend, AttentionSpec, AttentionInputs], *_: Tensor | None) -> Any:
+        backend, spec, inputs = call
         o, lse = backend.forward(spec, inputs)
         ctx.backend, ctx.spec, ctx.layout = backend, spec, inputs.layout
         ctx.set_materialize_grads(False)
@@ -144,7 +146,7 @@ class _RecomputedAttention(torch.autograd.Function):
                 grads = gradients_compiled(ctx.backend.key, spec, inputs, o, lse, grad_o, grad_lse)
             else:
                 grads = ctx.backend.backward(spec, inputs, rows_contiguous(o), lse.contiguous(), grad_o, grad_lse)
-        return (None, None, None, grads.q, grads.k, grads.v, grads.bias, grads.sinks)
+        return (None, grads.q, grads.k, grads.v, grads.bias, grads.sinks)  # torch leaves out what is None at the end
 
 
 def _check_saved(spec: AttentionSpec, inputs: AttentionInputs, o: Tensor, lse: Tensor) -> None:

@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from attnzoo.bench.prepared import Prepared
 from attnzoo.bench.processes import Contestant
 from attnzoo.bench.results import Results
 from attnzoo.bench.run import contestants, run
-from attnzoo.bench.worker import free_bytes
+from attnzoo.bench.worker import Worker, free_bytes
 from attnzoo.bench.workload import Workload
 from attnzoo.registry import default
 from attnzoo.testing import ConformanceError
@@ -44,6 +45,9 @@ FAULTS = """
                 torch.empty(2**50)
             if self.name == "writing":
                 inputs.q.data.zero_()
+            if self.name == "broken" and (spec.grads or hasattr(self, "is_broken")):
+                self.is_broken = True
+                raise RuntimeError("CUDA error: an illegal memory access was encountered")
             if self.name == "shouting":
                 raise ValueError("\\x1b[31mred \\udcff")
             o, lse = super().attend(spec, inputs)
@@ -57,7 +61,7 @@ FAULTS = """
         def unsupported_reasons(self, spec):
             return ["it is tired"] if self.name == "tired" else []
 """
-NAMES = ("crashing", "raising", "greedy", "wrong", "late", "wide", "tired", "writing", "later", "shouting")
+NAMES = ("crashing", "raising", "greedy", "wrong", "late", "wide", "tired", "writing", "later", "broken", "shouting")
 
 
 def quiet(workload, step, finished):
@@ -93,6 +97,7 @@ def test_every_fault_has_its_status_and_costs_its_own_cells(faulty, tmp_path):
             "tired": "unsupported",
             "writing": "wrong",
             "later": "wrong",
+            "broken": "error" if workload is SMALL else "time",
             "shouting": "error",
         }, status
     detail = {name: found[SMALL.id, name].detail for name in NAMES}
@@ -110,6 +115,26 @@ def test_every_fault_has_its_status_and_costs_its_own_cells(faulty, tmp_path):
     assert timed.peak is not None
     assert timed.peak > 2 * 2 * 40 * 56 * 4, f"the scores alone take more than {timed.peak} bytes"
     assert Results.read(tmp_path / "out.json").cells == results.cells, "what is on disk is what was found"
+
+
+@pytest.mark.parametrize(("error", "status"), [(MemoryError, "out of memory"), (ConformanceError, "wrong")])
+def test_a_cell_that_failed_keeps_no_memory(monkeypatch, error, status):
+    """The others' processes share the device, and the next that prepares may need all of it."""
+    worker, held, seen = Worker("naive"), [], []
+
+    def attend(spec, inputs):
+        large, raised = torch.empty(8), error("no")
+        held.extend([weakref.ref(large), weakref.ref(inputs.q)])
+        raised.of = raised, large  # an error that holds what it is about, and itself
+        raise raised
+
+    monkeypatch.setattr(worker.backend, "attend", attend)
+    monkeypatch.setattr(worker, "_free", lambda: seen.append([ref() for ref in held if ref() is not None]))
+    answer = worker.answer({"do": "prepare", "workload": SMALL.to_dict(), "side_by_side": 1})
+    assert answer["status"] == status, answer
+    assert len(held) == 2
+    assert seen[-1] == [], "memory is handed back while tensors still hold it"
+    assert len(seen) == 2, "before it, and after it"
 
 
 def test_a_hang_ends_with_the_time_limit(faulty):

@@ -19,7 +19,7 @@ LOG_BYTES = 2000
 
 
 class Contestant:
-    """One backend; its process starts with the first request, or with `start`, and anew after it died.
+    """One backend; its process starts with the first request, or with `start`, and anew after an error.
 
     Args:
         name: of the backend.
@@ -46,7 +46,7 @@ class Contestant:
         threading.Thread(target=_read, args=(self._process, self._answers), daemon=True).start()
 
     def ask(self, **request: Any) -> dict[str, Any]:
-        """The answer, a dict with a status; "error" if the process died or took too long, and then it is ended."""
+        """The answer, a dict with a status; "error" too if the process died or took too long. After an error it is ended."""
         self.send(**request)
         return self.answer()
 
@@ -79,10 +79,13 @@ class Contestant:
             return failure
         if line:
             answer: dict[str, Any] = json.loads(line)
-            return self._failure(answer["detail"]) if answer["status"] == "error" else answer
-        assert self._process is not None
-        failure = self._failure(f"its process {_ending(self._process.wait())} ({step})")
-        self.close()
+            if answer["status"] != "error":
+                return answer
+            failure = self._failure(answer["detail"])
+        else:
+            assert self._process is not None
+            failure = self._failure(f"its process {_ending(self._process.wait())} ({step})")
+        self.close()  # after an error too: a CUDA context that a kernel broke fails every later call
         return failure
 
     def _failure(self, detail: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ What a plugin prints goes to stderr; stdout carries the answers.
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import queue
@@ -47,6 +48,13 @@ class Worker:
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
         """Whatever is raised becomes a status: "unsupported", "out of memory", "wrong" or "error"."""
+        answer = self._answered(request)
+        if answer["status"] in ("out of memory", "wrong"):  # after an error the parent ends this process
+            gc.collect()  # what was raised may hold the tensors that it is about
+            self._forget()
+        return answer
+
+    def _answered(self, request: dict[str, Any]) -> dict[str, Any]:
         try:
             return self._do(request)
         except ConformanceError as error:
@@ -69,8 +77,7 @@ class Worker:
             return {"status": "ok", "devices": sorted(self.backend.capabilities.devices)}
         if request["do"] == "release":
             self._confirm()
-        self.prepared, self.judged, self.timed = None, {}, {}
-        self._free()
+        self._forget()
         if request["do"] == "prepare":
             return self._prepare(Workload(**request["workload"]), request["side_by_side"])
         return {"status": "ok"}
@@ -98,6 +105,10 @@ class Worker:
         peak = prepared.peak()
         self.prepared, self.judged = prepared, judged
         return {"status": "ok", "first_call": first, "peak": peak}
+
+    def _forget(self) -> None:
+        self.prepared, self.judged, self.timed = None, {}, {}
+        self._free()
 
     def _free(self) -> None:
         """Hand cached memory back: the other backends' processes share the device."""

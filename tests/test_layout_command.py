@@ -76,10 +76,16 @@ def test_table_ends_with_the_picture(run):
         (["documents", "--documents", "700,300", "--kv-len", "10"], "error: --kv-len is 10; the documents have 1000 tokens"),
         (["sliding_window", "--window", "1,2,3"], "error: window is (1, 2, 3); it takes (left, right)"),
         (["causal", "--seq", "2097152", "--block", "16"], "error: the layout has 8589869056 blocks; it takes at most"),
+        (["random", "--seq", "100000000", "--density", "0.1"], "error: the layout has 61035156250 blocks; it takes at most"),
+        (["causal", "--save", "{folder}/none/causal.png"], "error: --save"),
+        (["causal", "--save", "{folder}/causal.abc"], "error: --save"),
         (["diagonal"], "is no preset"),
     ],
 )
-def test_refusals(run, arguments, message):
+def test_refusals(run, arguments, message, tmp_path):
+    if "--save" in arguments:
+        pytest.importorskip("matplotlib", reason="needs matplotlib (extra bench)")
+    arguments = [argument.format(folder=tmp_path) for argument in arguments]
     code, out, err = run(*arguments)
     assert (code, out) == (2, "")
     assert message in err

@@ -95,11 +95,11 @@ def layout(
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(2) from None
     facts = numbers(made, spec)
+    if save is not None:
+        save_picture(made, name, save)
     show({"layout": name, **facts}, [Section("", ("fact", "value"), described(made, facts))], form)
     if form is not Format.JSON:
         typer.echo(f"\n```\n{made}\n```" if form is Format.MD else f"\n{made}")
-    if save is not None:
-        save_picture(made, name, save)
 
 
 def made_layout(name: str, seq: int | None, kv_len: int | None, block: tuple[int, ...], options: Mapping[str, Any]) -> BlockLayout:
@@ -196,4 +196,8 @@ def save_picture(layout: BlockLayout, name: str, path: Path) -> None:
     matplotlib.use("agg")
     axes = layout.show()
     axes.set_title(f"{name}, {axes.get_title()}")
-    axes.figure.savefig(path, dpi=150, bbox_inches="tight")
+    try:
+        axes.figure.savefig(path, dpi=150, bbox_inches="tight")
+    except (OSError, ValueError) as error:  # no such folder; an ending that is no format
+        typer.echo(f"error: --save: {error}", err=True)
+        raise typer.Exit(2) from None

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from attnzoo.layout import BlockLayout, BlockLists, ElementRule
+from attnzoo.layout import BlockLayout, BlockLists, ElementRule, check_block_count
 from attnzoo.layouts.validation import block_size, check_int, lengths, made_on
 
 __all__ = ["bigbird", "butterfly", "dilated", "fixed", "longformer", "random", "strided"]
@@ -180,7 +180,8 @@ def random(
 
     def columns_of(row: Tensor) -> list[Tensor]:
         columns = _count(q_len if kv_len is None else kv_len, block_size(block)[1])
-        wanted = max(round(density * columns), int(diagonal))
+        wanted = min(max(round(density * columns), int(diagonal)), columns)
+        check_block_count(len(row) * wanted)
         parts = torch.arange(len(row), device="cpu")[:, None].split(max(1, RANKED_AT_ONCE // max(columns, 1)))
         return [torch.cat([_first_ranks(part, columns, wanted, diagonal, generator) for part in parts]).to(row.device)]
 

@@ -19,6 +19,8 @@ from typing import Any
 
 from attnzoo.bench.matrix import Matrix
 from attnzoo.bench.workload import Workload
+from attnzoo.errors import UnknownBackendError
+from attnzoo.registry import Registry
 
 
 def attempt(backend: str, workload: dict[str, Any]) -> tuple[str, str, str, float]:
@@ -59,15 +61,27 @@ def jobs_of(matrix: Matrix, backends: list[str]) -> list[tuple[str, Workload]]:
     return [(name, workload) for _, name, workload in sorted(ranked, key=lambda each: each[0])]
 
 
-def main() -> None:
+def asked_for() -> tuple[argparse.Namespace, list[tuple[str, Workload]]]:
+    """The options and the jobs; what would compile nothing is an error."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("matrix", type=Path)
     parser.add_argument("--backend", action="append", default=[], help="these alone; may be repeated")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=600.0, help="stop after so many, whatever is under way")
     asked = parser.parse_args()
+    try:
+        matrix = Matrix.from_toml(asked.matrix)
+        Registry.installed().require_known((*matrix.named, *asked.backend))
+    except (ValueError, UnknownBackendError) as error:
+        parser.error(str(error))
+    if not asked.backend and not matrix.backends:
+        parser.error(f"{asked.matrix} names no backends: give some by --backend")
+    return asked, jobs_of(matrix, asked.backend)
+
+
+def main() -> None:
+    asked, left = asked_for()
     verdicts: Counter[tuple[str, str]] = Counter()
-    left = jobs_of(Matrix.from_toml(asked.matrix), asked.backend)
     started = time.perf_counter()
     while left and time.perf_counter() - started < asked.seconds:
         pool = ProcessPoolExecutor(asked.processes, mp_context=multiprocessing.get_context("spawn"))

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from attnzoo.bench.matrix import Matrix
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
@@ -46,3 +48,22 @@ def test_a_crash_costs_one_call(tmp_path):
     assert "tiled: 5 compiled" in done.stdout, done.stdout + done.stderr
     assert done.stdout.count("a process died; naive") == 4, done.stdout
     assert "0 calls not done" in done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "said"),
+    [
+        ("[[workloads]]\nlength = 16\n", (), "names no backends: give some by --backend"),
+        ("[[workloads]]\nlength = 16\n", ("--backend", "naif"), "no backend is named 'naif'; did you mean 'naive'"),
+        ("[[workloads]]\nlenght = 16\n", (), "a workload has lenght"),
+    ],
+    ids=("none", "unknown", "malformed"),
+)
+def test_what_would_compile_nothing_is_said(tmp_path, monkeypatch, capsys, text, arguments, said):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    (tmp_path / "m.toml").write_text(text)
+    monkeypatch.setattr(sys, "argv", ["compile_first.py", str(tmp_path / "m.toml"), *arguments])
+    with pytest.raises(SystemExit) as ended:
+        importlib.import_module("compile_first").asked_for()
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err

@@ -10,6 +10,25 @@ if TYPE_CHECKING:
 
 __all__ = ["BackwardTile", "ForwardTile", "backward_tile", "forward_tile", "forward_tile_of", "head_dim_pieces", "padded_head_dim"]
 
+REGISTERS = 65536  # of a multiprocessor
+MOST_STAGES = 4  # of the forward; 2 of the backward: `barriers.py` has no more named barriers for them
+MOST_QUERIES = 128  # a step of the backward; lse and delta are padded to as many
+
+
+def _demand(rules: dict[str, bool], tile: object) -> None:
+    """A tile that breaks a rule may compile, and hang on a card or be wrong there."""
+    broken = [rule for rule, holds in rules.items() if not holds]
+    if broken:
+        raise ValueError(f"{tile}: {'; '.join(broken)}")
+
+
+def _registers_fit(consumers: int, ctas: int, of_consumer: int, of_producer: int) -> dict[str, bool]:
+    used = ctas * 128 * (consumers * of_consumer + of_producer)
+    return {
+        f"its warpgroups take {used} registers, a multiprocessor has {REGISTERS}": used <= REGISTERS,
+        f"registers are {of_consumer} and {of_producer}, it takes multiples of 8": of_consumer % 8 == of_producer % 8 == 0,
+    }
+
 
 @dataclass(frozen=True)
 class ForwardTile:
@@ -41,6 +60,16 @@ class ForwardTile:
     consumer_registers: int = 240
     producer_registers: int = 24
 
+    def __post_init__(self) -> None:
+        rules = {
+            f"consumers is {self.consumers}, it takes 2 or 3": self.consumers in (2, 3),
+            f"stages is {self.stages}, it takes at most {MOST_STAGES}": self.stages <= MOST_STAGES,
+            f"v_stages is {self.v_stages}, it takes at most {MOST_STAGES}": self.v_stages <= MOST_STAGES,
+            "ping_pong is for 2 consumers that compute the same blocks": not self.ping_pong
+            or (self.consumers == 2 and not self.own_blocks),
+        }
+        _demand(rules | _registers_fit(self.consumers, self.ctas, self.consumer_registers, self.producer_registers), self)
+
     @property
     def block_q(self) -> int:
         return 64 * self.consumers
@@ -56,7 +85,7 @@ class BackwardTile:
     """Two consumer warpgroups share block_kv keys, which stay; block_q queries a step stream past.
 
     Attributes:
-        stages: query blocks (q, dO, lse, delta) in flight.
+        stages: query blocks (q, dO, lse, delta) in flight; 2 at most.
         lse_early: read the lse before S is waited for, where no mask needs the registers: faster where it does not spill.
     """
 
@@ -66,6 +95,13 @@ class BackwardTile:
     lse_early: bool
     consumer_registers: int = 240
     producer_registers: int = 24
+
+    def __post_init__(self) -> None:
+        rules = {
+            f"stages is {self.stages}, it takes at most 2": self.stages <= 2,
+            f"block_q is {self.block_q}, it takes at most {MOST_QUERIES}": self.block_q <= MOST_QUERIES,
+        }
+        _demand(rules | _registers_fit(2, 1, self.consumer_registers, self.producer_registers), self)
 
     def dq_block(self, columns: int) -> tuple[int, int]:
         """Rows and columns of a warpgroup's half of dQ.

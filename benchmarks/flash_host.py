@@ -1,14 +1,22 @@
-"""`flash_gpu.py host`: the host's share of a call, by the Hopper kernels and by the portable ones."""
+"""`flash_gpu.py host`: the host's share of a call, by the Hopper kernels and by the portable ones.
+
+    TRITON_INTERPRET=1 python benchmarks/flash_host.py
+
+needs no GPU: the thread's time of a call whose launches do nothing, which tells one commit from another. Name another checkout
+in PYTHONPATH to measure that.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import time
+import timeit
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest import mock
 
 import torch
-from flash_calls import qkv
+from torch import Tensor
 
 import attnzoo
 
@@ -27,6 +35,8 @@ def host(save: Callable[[str, Any], None]) -> None:
 
 def host_share(options: dict[str, Any]) -> dict[str, float]:
     """Microseconds from `attention()` to its last launch, beyond what the same launches cost alone, through the kept binaries."""
+    from flash_calls import qkv
+
     from attnzoo.backends.hopper import launch as hopper
     from attnzoo.backends.triton import launch as portable
 
@@ -71,3 +81,52 @@ def recording(owner: Any, method: str, into: list[Callable[[], None]]) -> Iterat
         yield
     finally:
         setattr(owner, method, original)
+
+
+STAND_IN_SIZES = (2, 8, 2048, 64)  # batch, heads, length and head dim
+
+
+def share_without_card(kernels: str, *, calls: int = 2000, rounds: int = 12) -> dict[str, float]:
+    """Microseconds of this thread, from `attention()` to its last launch; tensors lie on the CPU, and no launch does anything."""
+    plain = [torch.zeros(STAND_IN_SIZES, dtype=torch.bfloat16) for _ in range(3)]
+    leaves = [tensor.clone().requires_grad_() for tensor in plain]
+
+    def us(tensors: list[Tensor]) -> float:
+        def call() -> object:
+            return attnzoo.attention(*tensors, causal=True, backend="flash")
+
+        return 1e6 * min(timeit.repeat(call, number=calls, repeat=rounds, timer=time.thread_time)) / calls
+
+    with without_card(kernels):
+        return {"without grad": us(plain), "with grad": us(leaves)}
+
+
+@contextlib.contextmanager
+def without_card(kernels: str) -> Iterator[None]:
+    """`flash` takes tensors on the CPU; its launches do nothing."""
+    from attnzoo import registry
+    from attnzoo.backends import flash
+    from attnzoo.backends.hopper import launch as hopper
+    from attnzoo.backends.triton import launch as portable
+
+    with contextlib.ExitStack() as patches:
+        replaced: list[tuple[Any, str, Any]] = [
+            (registry, "_default", registry.Registry([flash.Flash(is_interpreted=True)])),
+            (portable.Kernel, "launch", lambda *arguments: None),
+            (hopper.Launch, "__call__", lambda launch: None),
+        ]
+        if kernels == "hopper":
+            replaced.append((flash, "reasons_against_hopper", lambda *asked: ()))
+        for owner, name, stand_in in replaced:
+            patches.enter_context(mock.patch.object(owner, name, stand_in))
+        yield
+
+
+def main() -> None:
+    for kernels in ("portable", "hopper"):
+        us = share_without_card(kernels)
+        print(f"{kernels}: {us['without grad']:.1f} us without grad, {us['with grad']:.1f} with")
+
+
+if __name__ == "__main__":
+    main()

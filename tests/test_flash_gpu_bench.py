@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from attnzoo import registry
 from attnzoo.backends.naive import Naive
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
@@ -161,6 +163,20 @@ def test_the_page_reads_what_the_words_save(load, monkeypatch):
     assert len(tables.compared(saved)) == 2 + 16
     assert "| 8 | 1 | 50 | 100 | 0.08 | 0.02 |" in tables.decoding(saved)
     assert "| portable | 8 | 20 | 46 |" in tables.hosted(saved)
+
+
+@pytest.mark.skipif(
+    os.environ.get("TRITON_INTERPRET") != "1", reason="the portable kernels' launchers ask the card, but in the interpreter"
+)
+@pytest.mark.parametrize("kernels", ["portable", "hopper"])
+def test_the_hosts_share_without_a_card(load, kernels):
+    pytest.importorskip("triton")
+    host = load("flash_host")
+    before = registry._default
+    us = host.share_without_card(kernels, calls=2, rounds=1)
+    assert us.keys() == {"without grad", "with grad"}
+    assert min(us.values()) > 0
+    assert registry._default is before, "other tests would find the stand-in"
 
 
 def test_the_best_tile_ran_in_every_way(load):

@@ -408,11 +408,11 @@ def test_splits_fill_the_card(tiles: int, most: int, splits: int) -> None:
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0), (10, 0), (12, 0)])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
 def test_the_table_has_a_tile_for_every_head_dim(capability: tuple[int, int], dtype: torch.dtype) -> None:
-    from attnzoo.backends.triton.table import HOPPER, tile_for
+    from attnzoo.backends.triton.table import FEATURED, tile_for
 
-    for kernel in HOPPER:
+    for kernel in FEATURED:
         for dim in (0, 1, 64, 65, 256):
-            for is_featured in (False, True):
+            for is_featured in (False, True) if kernel != "backward_bias" else (True,):
                 tile = tile_for(kernel, dim, 1, dtype, capability, is_featured)
                 assert min(tile.block_m, tile.block_n) >= 16, f"{kernel} at {dim}: tl.dot needs 16 rows, {tile}"
                 assert max(tile.block_m, tile.block_n) <= 128, f"{kernel} at {dim}: rows are padded to 128, {tile}"

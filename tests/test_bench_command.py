@@ -59,6 +59,7 @@ def saved(tmp_path):
         (("--length", 64, "--device", "tpu"), "device 'tpu' can't be used here"),
         (("--length", 64, "--device", "cpu", "--relative-to", "naif"), "no backend is named 'naif'; did you mean 'naive'"),
         (("{toml}",), "no backend is named 'naif'"),
+        (("--length", 64, "--device", "cpu", "--backend", "auto"), "auto is a choice among backends, and each is timed by its own name"),
         (("--load", "{nowhere}"), "FileNotFoundError"),
     ],
 )

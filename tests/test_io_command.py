@@ -69,3 +69,14 @@ def test_the_papers_table_stands_beside_the_papers_call_alone(capsys, monkeypatc
     with pytest.raises(SystemExit):
         main()
     assert ("the paper's table" in capsys.readouterr().out) == shown
+
+
+def test_a_small_call_moves_more_than_nothing(capsys, monkeypatch):
+    """To three decimals of a GB it would read 0.000."""
+    monkeypatch.setattr(sys, "argv", ["attnzoo", "io", "--q", "1,1,8,8", "--grad", "none", "--format", "md"])
+    with pytest.raises(SystemExit):
+        main()
+    shown = capsys.readouterr().out
+    assert "| S = Q K^T |  | 2.56e-07 | 1.28e-07 |" in shown, shown
+    assert "| standard attention | 2.05e-06 |" in shown, shown
+    assert "0.000" not in shown, shown

@@ -143,8 +143,10 @@ def _run(matrix: Matrix, output: Path | None, resume: bool) -> Results:
     from attnzoo.bench.processes import Contestant
     from attnzoo.bench.results import Results
     from attnzoo.bench.run import contestants, run
-    from attnzoo.registry import Registry
+    from attnzoo.registry import AUTO, Registry
 
+    if AUTO in matrix.named:
+        raise ValueError(f"{AUTO} is a choice among backends, and each is timed by its own name: attnzoo list")
     if output is not None and output.exists() and not resume:
         raise ValueError(f"{output} exists: --resume runs what it does not hold yet")
     with warnings_as_notes():

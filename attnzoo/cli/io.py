@@ -98,7 +98,7 @@ def _totals(spec: AttentionSpec, accounts: dict[str, Traffic]) -> Section:
     from attnzoo.explanation import described
 
     rows = [
-        (title, f"{each.flops / 1e9:,.1f}", _gigabytes(each.moved), _gigabytes(each.compulsory), _gigabytes(each.extra))
+        (title, _giga(each.flops, decimals=1), _gigabytes(each.moved), _gigabytes(each.compulsory), _gigabytes(each.extra))
         for title, each in accounts.items()
     ]
     return Section(described(spec), TOTALS, rows)
@@ -118,4 +118,10 @@ def _paper() -> Section:
 
 
 def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:,.3f}"
+    return _giga(count, decimals=3)
+
+
+def _giga(count: int, *, decimals: int) -> str:
+    """Of a count that so many decimals don't show, its first digits."""
+    value = count / 1e9
+    return f"{value:.3g}" if value < 10**-decimals else f"{value:,.{decimals}f}"

@@ -9,6 +9,7 @@ kernel. Only the longest length is drawn.
 from __future__ import annotations
 
 import json
+import statistics
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from pages import RESULTS, table, write
 
 COMPARED, QUICK = RESULTS / "block_sparse.json", RESULTS / "block_sparse_quick.json"
 PAGE = "block_sparse.md"
+SPARSEST = 32  # the share of blocks up to which the goal holds
 FIGURE = Path(__file__).parents[1] / "docs" / "block_sparse.png"
 STYLES = {
     "block_sparse": ("#1f4e79", "o-"),
@@ -213,7 +215,8 @@ def draw(rows: list[Row], path: Path) -> None:
 
 
 def about_the_figure(rows: list[Row]) -> list[str]:
-    ours = {key: fit for key, fit in lines(rows).items() if key[2] in (OURS, "hopper")}
+    fits = lines(rows)
+    ours = {key: fit for key, fit in fits.items() if key[2] in (OURS, "hopper")}
     off = max(fit[2] for fit in ours.values())
     empty = [f"{ours[key][1]:.2f} ms {key[0]} at D = {key[1]}" for key in ours]
     return [
@@ -223,7 +226,27 @@ def about_the_figure(rows: list[Row]) -> list[str]:
             f"non-zero blocks. Each of our points lies within {100 * off:.0f}% of its line; a layout with no block would take "
             f"{', '.join(empty)}."
         ),
+        wrapped(
+            f"Split along these lines, the forward's time over density x the fastest dense forward at a density of 1/{SPARSEST}: what the "
+            "blocks take, at any density, and what is left of a layout with no block, a tile's start and end."
+        ),
+        split_by_line(rows, fits),
     ]
+
+
+def split_by_line(rows: list[Row], fits: dict[tuple[str, int, str], tuple[float, float, float]]) -> str:
+    cells = []
+    longest = max(row["length"] for row in rows)
+    for way, dim, name in fits:
+        dense = [
+            min(ms for each, ms in row["ms"]["forward"].items() if each.startswith("dense"))
+            for row in rows
+            if (row["length"], row["dim"]) == (longest, dim)
+        ]
+        if way == "forward" and name in (OURS, "fa4", "hopper"):
+            slope, intercept = [part / statistics.median(dense) for part in fits[way, dim, name][:2]]
+            cells.append([str(dim), name, *[f"{part:.2f}" for part in (slope, SPARSEST * intercept, slope + SPARSEST * intercept)]])
+    return table(["D", "kernel", "blocks", "start and end", "together"], cells)
 
 
 # The page

@@ -161,6 +161,11 @@ def test_the_page_reads_what_the_words_save(load, monkeypatch):
     assert "| flex | causal | 3.00, worst 3.00 | 2.00, worst 2.00 |" in tables.ratios(saved)
     assert saved["flash/flex forward full"] == "0.750, worst 0.750"
     assert len(tables.compared(saved)) == 2 + 16
+    assert tables.behind_fa2(saved).endswith("every cell reaches it.")
+    saved["compare"][0]["flash"] = [250, 400]
+    assert "1 of 16 cells don't: 1.25 at D = 64, full, 512." in tables.behind_fa2(saved)
+    assert "none failed" in tables.probed({"probes": []})
+    assert "million: not finite" in tables.probed({"probes": ["million: not finite"]})
     assert "| 8 | 1 | 50 | 100 | 0.08 | 0.02 |" in tables.decoding(saved)
     assert "| portable | 8 | 20 | 46 |" in tables.hosted(saved)
 

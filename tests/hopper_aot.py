@@ -35,7 +35,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "shortdense": dict(length=512),
     "shortragged": dict(length=300),
     "shortshifted": dict(length=500, kv_len=512, causal=True, align="bottom_right"),
-    "middleshifted": dict(length=2000, kv_len=2048, causal=True, align="bottom_right"),
     "causalvalues": dict(value_dim=128, causal=True),
     "narrowvalues": dict(value_dim=64),
 }

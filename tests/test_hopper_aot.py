@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import json
 import re
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from compiled import compile_all, needs_triton
 from hopper_aot import VARIANTS, spec_of
 
@@ -28,6 +31,7 @@ from attnzoo.spec import AttentionSpec
 
 SCRIPT = Path(__file__).with_name("hopper_aot.py")
 PAGE = Path(__file__).parents[1] / "docs" / "hopper.md"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "h200"
 SHARED_BYTES = 227 * 1024
 
 
@@ -41,7 +45,7 @@ PROCESSES = (
         "forward-64-middlecausal",
         "forward-64-shifted",
     ),
-    ("forward-64-ragged", "forward-64-shortdense", "forward-64-shortragged", "forward-64-shortshifted", "forward-64-middleshifted"),
+    ("forward-64-ragged", "forward-64-shortdense", "forward-64-shortragged", "forward-64-shortshifted"),
     ("forward-128-dense", "forward-128-causal", "forward-128-shifted", "forward-128-window", "forward-128-half", "forward-128-shortcausal"),
     ("forward-128-shortdense", "forward-128-shortragged", "forward-128-shortshifted", "forward-128-widewindow", "forward-64-widewindow"),
     (
@@ -175,31 +179,62 @@ def test_counts_follow_a_changed_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert forward_counts(128, "causal")["HGMMA"] > forward_counts(128, "dense")["HGMMA"]
 
 
-@needs_triton
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
-def test_every_kernel_that_a_call_can_get_is_compiled(head_dim: int) -> None:
-    """But for the dtype, and for values of another dim, which leave a piece out."""
+def kernels(spec: AttentionSpec) -> set[Hashable]:
+    """What tells apart the forward and the backward of a call, but for the dtype."""
     from attnzoo.backends.hopper import launch
 
-    def kernels(spec: AttentionSpec) -> set[Hashable]:
-        plans = [launch.forward_plan(spec)] + [launch.backward_plan(spec)] * (head_dim <= support.BACKWARD_HEAD_DIM)
-        return {(plan.variant[0], *plan.variant[3:], plan.seconds) for plan in plans}
+    plans = [launch.forward_plan(spec)] + [launch.backward_plan(spec)] * (spec.head_dim <= support.BACKWARD_HEAD_DIM)
+    return {(plan.variant[0], *plan.variant[3:], plan.seconds) for plan in plans}
 
-    compiled = {each for name in COMPILED for each in kernels(spec_of(int(name.split("-")[1]), **VARIANTS[name.split("-")[2]]))}
+
+def calls(head_dim: int) -> dict[str, AttentionSpec]:
+    """Of every kind, on both sides of every length at which the tile changes; values have the head dim."""
     bands = [
         {},
         *[dict(causal=True, align=align) for align in ("top_left", "bottom_right")],
         *[dict(window=(left, 0), align="bottom_right") for left in (128, 600, 1024, 6000)],
         *[dict(window=window, align="top_left") for window in ((128, 128), (128, None), (None, 128), (None, 100))],
     ]
-    left_out = [
-        (length, kv_len, band)
+    return {
+        f"{length} x {kv_len} {band}": spec_of(head_dim, length=length, kv_len=kv_len, **band)
         for length in (1, 300, 512, 513, 1024, 1025, 2048, 2049, 4096, 4097, 8192)
         for kv_len in (length, length + 128, length + 37)
         for band in bands
-        if not kernels(spec_of(head_dim, length=length, kv_len=kv_len, **band)) <= compiled
-    ]
+    }
+
+
+@needs_triton
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_every_kernel_that_a_call_can_get_is_compiled(head_dim: int) -> None:
+    compiled = {each for name in COMPILED for each in kernels(spec_of(int(name.split("-")[1]), **VARIANTS[name.split("-")[2]]))}
+    left_out = [name for name, spec in calls(head_dim).items() if not kernels(spec) <= compiled]
     assert not left_out, f"no name in PROCESSES stands for the kernels of {left_out[:3]}"
+
+
+@needs_triton
+@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
+def test_every_kernel_that_a_call_can_get_was_right_on_a_card(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The committed results name the cases that were: `hopper_gpu.py check` against float64, `repeat` bit by bit."""
+    monkeypatch.syspath_prepend(str(PAGE.parents[1] / "benchmarks"))
+    cases = importlib.import_module("hopper_gpu")
+    monkeypatch.delitem(sys.modules, "hopper_gpu")  # other tests find nothing of it
+    right = set()
+    for what, known in (("check", cases.check_cases()), ("repeat", cases.repeat_cases())):
+        rows = json.loads((RESULTS / f"hopper_{what}.json").read_text(encoding="utf-8"))["rows"]
+        names = {row["case"] for row in rows if not (row.get("bad") or row.get("changed") or row.get("dq_far"))}
+        for case in known:
+            if case.name in names:
+                q, k, v = [
+                    torch.empty(case.batch, heads, length, dim)
+                    for heads, length, dim in (
+                        (case.q_heads, case.q_len, case.head_dim),
+                        (case.kv_heads, case.kv_len, case.head_dim),
+                        (case.kv_heads, case.kv_len, case.value_dim or case.head_dim),
+                    )
+                ]
+                right |= kernels(case.spec(q, k, v))
+    not_run = [name for name, spec in calls(head_dim).items() if not kernels(spec) <= right]
+    assert not not_run, f"no card has run the kernels of {not_run[:3]}"
 
 
 def test_the_page_compiles_what_it_says() -> None:

@@ -126,7 +126,7 @@ def head_dim_pieces(head_dim: int) -> tuple[int, int]:
     return padded, 0
 
 
-def forward_tile(head_dim: int, *, is_masked: bool, keys: int = 2048, has_left: bool = False) -> ForwardTile:
+def forward_tile(head_dim: int, *, is_masked: bool, keys: int = 2048, has_left: bool = False, is_shifted: bool = False) -> ForwardTile:
     """What was fastest on an H200; docs/hopper.md has the numbers.
 
     Args:
@@ -134,6 +134,7 @@ def forward_tile(head_dim: int, *, is_masked: bool, keys: int = 2048, has_left: 
         is_masked: a causal mask or a window.
         keys: that a row sees at most: all, or as many as its window holds.
         has_left: a window that is bounded on the left.
+        is_shifted: the last key that a row sees is not that of a whole number of blocks of 128 from the row.
     """
     is_causal = is_masked and not has_left
     if head_dim == 64:
@@ -142,7 +143,7 @@ def forward_tile(head_dim: int, *, is_masked: bool, keys: int = 2048, has_left: 
             return ForwardTile(64, 2, 3, 3, own_blocks=True, ctas=2, consumer_registers=104, producer_registers=32)
         if has_left:
             return replace(three, block_kv=64, stages=4, v_stages=4, own_blocks=True)
-        if keys <= (4096 if is_causal else 1024):
+        if keys <= (4096 if is_causal and not is_shifted else 1024):  # shifted, no card has run the tile of turns
             return ForwardTile(128, 2, 4, 4, ping_pong=True, q_registers=is_causal)
         return replace(three, own_blocks=is_causal)
     if head_dim in (96, 128):
@@ -162,8 +163,13 @@ def forward_tile(head_dim: int, *, is_masked: bool, keys: int = 2048, has_left: 
 def forward_tile_of(spec: AttentionSpec) -> ForwardTile:
     """The forward's tile for a call."""
     left, right = spec.band
-    seen = spec.kv_len if left is None or right is None else min(spec.kv_len, left + right + 1)
-    return forward_tile(sum(head_dim_pieces(spec.head_dim)), is_masked=(left, right) != (None, None), keys=seen, has_left=left is not None)
+    return forward_tile(
+        sum(head_dim_pieces(spec.head_dim)),
+        is_masked=(left, right) != (None, None),
+        keys=spec.kv_len if left is None or right is None else min(spec.kv_len, left + right + 1),
+        has_left=left is not None,
+        is_shifted=right is not None and (spec.diagonal + right) % 128 != 0,
+    )
 
 
 def backward_tile(head_dim: int) -> BackwardTile:

@@ -94,6 +94,21 @@ def test_the_second_run_is_what_the_page_says() -> None:
     assert not missing, f"docs/hopper.md does not say {missing}"
 
 
+def test_the_page_says_how_far_the_matrix_is_from_one_process() -> None:
+    speeds: dict[tuple[Any, ...], dict[str, float]] = {}
+    for cell in results("bench")["cells"]:
+        work = cell["workload"]
+        if cell["status"] == "time" and (work["cache"], work["launch"], work["layout"]) == ("cold", "eager", ""):
+            key = work["direction"], work["head_dim"], work["causal"], work["length"], work["heads"], work["kv_heads"]
+            speeds.setdefault(key, {})[cell["backend"]] = cell["tflops"]
+    apart = []
+    for row in (*chosen("table"), *chosen("table", "backward")):
+        found = speeds[row["pass"], row["head_dim"], row["causal"], row["length"], row["q_heads"], row["kv_heads"]]
+        ours = found["flash"] / max(found[peer] for peer in ("sdpa_flash", "sdpa_cudnn", "flex", "fa3", "fa4") if peer in found)
+        apart.append(ours / row["ours_to_best"] - 1)
+    assert f"by up to {max(map(abs, apart)):.0%}, the long ones to our loss" in PROSE
+
+
 def test_the_page_says_how_right_it_is() -> None:
     checked, repeated = results("hopper_check")["rows"], results("hopper_repeat")["rows"]
     worst = {name: max(row["errors"].get(name, 0.0) for row in checked) for name in ("o", "dq", "dk", "dv")}

@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from attnzoo.cost import predict
 from attnzoo.spec import AttentionSpec
 from attnzoo.streamed import keys_streamed, queries_streamed
 
 __all__ = ["HOPPER", "Step", "Traffic", "of_kernels", "of_paper", "of_standard", "reasons_against_kernels"]
 
+CPU = torch.device("cpu")
 HOPPER = (9, 0)
 FP32 = 4
 WIDEST = 256  # head dims of our kernels
@@ -118,7 +121,8 @@ def of_kernels(spec: AttentionSpec, capability: tuple[int, int] = HOPPER, *, por
     """Our kernels: those that `flash`, and with a layout `block_sparse`, run on a card of that capability.
 
     Args:
-        portable: the Triton kernels also where those of Hopper could serve.
+        portable: the Triton kernels also where those of Hopper could serve; on the card a forward that keeps too little of it
+            busy runs them too (`flash.is_small`), which depends on its processors and is not asked here.
 
     Raises:
         ValueError: no kernel of ours takes such a call: `reasons_against_kernels`.
@@ -126,11 +130,10 @@ def of_kernels(spec: AttentionSpec, capability: tuple[int, int] = HOPPER, *, por
     reasons = reasons_against_kernels(spec)
     if reasons:
         raise ValueError("; ".join(reasons))
-    is_hopper = capability == HOPPER and not portable and _fits_hopper(spec)
-    steps = [_hopper_forward(spec) if is_hopper else _triton_forward(spec, capability)]
+    has_hopper = capability == HOPPER and not portable
+    steps = [_hopper_forward(spec) if has_hopper and _takes(spec, "forward") else _triton_forward(spec, capability)]
     if spec.grads:
-        has_hopper_backward = is_hopper and spec.head_dim <= 128 and (spec.layout is None or spec.layout.block_kv % 128 == 0)
-        steps += _hopper_backward(spec) if has_hopper_backward else _triton_backward(spec, capability)
+        steps += _hopper_backward(spec) if has_hopper and _takes(spec, "backward") else _triton_backward(spec, capability)
     cost = predict(spec, materializes_scores=False)
     extra = cost.extra_bytes if spec.grads else _rows(spec) * FP32
     name = "flash" if spec.layout is None else "block_sparse"
@@ -150,14 +153,18 @@ def _flash_flops(spec: AttentionSpec) -> int:
     return predict(spec, materializes_scores=False).flops
 
 
-def _fits_hopper(spec: AttentionSpec) -> bool:
-    """The kinds of call that the Hopper kernels take, as far as their tiles go."""
-    is_plain = spec.mask is None and spec.bias is None and not spec.segments and not spec.dropout_p and spec.softcap is None
-    fits = is_plain and spec.sinks_dtype is None and spec.dtype.itemsize == 2 and 32 <= spec.head_dim == spec.value_dim <= 256
-    if spec.layout is None:
-        return fits
-    has_whole_tiles = spec.layout.block_q % 128 == 0 and spec.layout.block_kv % 64 == 0
-    return fits and spec.head_dim <= 128 and spec.band == (None, None) and has_whole_tiles
+def _takes(spec: AttentionSpec, name: str) -> bool:
+    """Whether the Hopper kernel takes the call, wherever that is asked: this machine's own reasons don't count. name: "forward" or
+    "backward"."""
+    from attnzoo.backends.hopper import support
+    from attnzoo.backends.hopper_sparse import support as over_layout
+
+    here = replace(spec, device=CPU)
+    if spec.layout is not None:
+        reasons = over_layout.reasons_against(here, name)
+    else:
+        reasons = support.reasons_against(here if name == "backward" else replace(here, grads=()))
+    return set(reasons) <= set(support.machine_reasons(CPU))
 
 
 def _rows(spec: AttentionSpec) -> int:

@@ -116,6 +116,36 @@ def test_over_a_layout_the_backward_is_the_dense_ones_share():
     assert sum(moved[0.25].values()) / whole == pytest.approx(layout.density, rel=0.12), "K, V and their gradients move whole"
 
 
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, ["flash forward (Hopper)", "backward (Hopper)"]),
+        ({"head_dim": 192}, ["flash forward (Hopper)", "dK and dV (Triton)"]),
+        ({"head_dim": 36}, ["forward (Triton)", "dK and dV (Triton)"]),
+        ({"head_dim": 192, "value_dim": 128}, ["flash forward (Hopper)", "dK and dV (Triton)"]),
+        ({"value_dim": 16}, ["forward (Triton)", "dK and dV (Triton)"]),
+        ({"deterministic": True}, ["flash forward (Hopper)", "dK and dV (Triton)"]),
+        ({"scale": -1.0}, ["forward (Triton)", "dK and dV (Triton)"]),
+        ({"softcap": 5.0}, ["forward (Triton)", "dK and dV (Triton)"]),
+        ({"dtype": torch.float32}, ["forward (Triton)", "dK and dV (Triton)"]),
+        ({"block": (128, 64)}, ["block_sparse forward (Hopper)", "dK and dV (Triton)"]),
+        ({"block": (64, 128)}, ["forward (Triton)", "dK and dV (Triton)"]),
+        ({"block": (128, 128), "deterministic": True}, ["block_sparse forward (Hopper)", "dK and dV (Triton)"]),
+    ],
+    ids=str,
+)
+def test_the_kernels_that_are_counted_are_those_that_take_the_call(options, steps):
+    """By the backends' own reasons, on this machine as on the card's."""
+    options = dict(options)
+    dim, dtype = options.pop("head_dim", 64), options.pop("dtype", torch.float16)
+    q = torch.empty(1, 8, 256, dim, dtype=dtype, device="meta", requires_grad=True)
+    v = torch.empty(1, 8, 256, options.pop("value_dim", dim), dtype=dtype, device="meta")
+    if block := options.pop("block", None):
+        options["layout"] = layouts.causal(256, block=block).to("meta")
+    named = [step.name for step in of_kernels(AttentionSpec.of(q, q, v, **options)).steps]
+    assert [named[0], named[2]] == steps, named
+
+
 def test_over_a_layout_with_a_band_the_portable_kernels_run():
     layout = layouts.random(1024, density=0.5, block=128)
     spec = dataclasses.replace(spec_of(1024, 1024, grads=("q",), causal=True), layout=layout.summary)

@@ -1,4 +1,4 @@
-"""What docs/bench.md and docs/end_to_end.md say in words of the committed results is so; a change of those needs other words."""
+"""What docs/bench.md, io.md and end_to_end.md say in words of the committed results is so; a change of those needs other words."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from attnzoo import AttentionSpec
 from attnzoo.bench.results import Results
 from attnzoo.bench.workload import Workload
+from attnzoo.cli.io import PAPER, PAPER_SHAPE
+from attnzoo.traffic import of_kernels, of_standard
 
 ROOT = Path(__file__).parents[1]
 MEASURED = ROOT / "benchmarks" / "results" / "h200"
@@ -90,3 +94,20 @@ def test_what_is_said_of_the_loss_curves_is_so():
     assert max(held_out) - min(held_out) <= 0.003, held_out
     assert "The rows are of three runs" in text
     assert {row["run"] for row in results["steps"]} == {1, 2, 3}
+
+
+def test_what_is_said_of_the_bytes_is_so():
+    """docs/io.md: the account of the paper's shape, and a long dense forward's device memory."""
+    q = torch.empty(PAPER_SHAPE, dtype=torch.float16, device="meta", requires_grad=True)
+    spec = AttentionSpec.of(q, q, q)
+    ours, standard = of_kernels(spec, (9, 0)), of_standard(spec, has_mask_and_dropout=True)
+    theirs = {name: float(numbers[0]) for name, numbers in PAPER.items()}
+    shares = (standard.flops / 1e9 / theirs["standard attention"], ours.flops / 1e9 / theirs["FlashAttention"])
+    text = prose("io.md")
+    assert f"GFLOP are 1/{shares[0]:.1f} and 1/{shares[1]:.1f} of what" in text, shares
+    ratios = (theirs["FlashAttention"] / theirs["standard attention"], ours.flops / standard.flops)
+    assert f"their ratio, {ratios[0]:.2f}, is that of 7 products to 6, {ratios[1]:.2f}" in text, ratios
+    assert f"Of these {ours.moved / 1e9:.1f} GB at least {ours.compulsory / 1e9:.1f} must come from device memory" in text
+    case = read("io.json")["measure"]["dense-forward-32768"]
+    assert "Device memory sees a hundredth of a long dense forward's bytes" in text
+    assert 0.009 < case["measured_dram"] / case["measured_l2"] < 0.012, case["measured_dram"]

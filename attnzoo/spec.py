@@ -92,6 +92,16 @@ class AttentionSpec:
         return left, (0 if self.causal else right)
 
     @property
+    def binding_band(self) -> Window:
+        """`band`, None for a bound that rules out no pair."""
+        left, right = self.band
+        if left is not None and left >= self.q_len - 1 + self.diagonal:
+            left = None
+        if right is not None and right >= self.kv_len - 1 - self.diagonal:
+            right = None
+        return left, right
+
+    @property
     def is_empty(self) -> bool:
         """No output element, or no key: there is nothing to compute."""
         return not (self.batch and self.q_heads and self.q_len and self.kv_len and self.value_dim)

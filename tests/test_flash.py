@@ -378,25 +378,6 @@ def test_rows_far_apart() -> None:
 
 
 @needs_triton
-@pytest.mark.parametrize(
-    ("lengths", "options", "expected"),
-    [
-        ((9, 9), {"causal": True}, (None, 0, 0)),
-        ((1, 9), {"causal": True, "align": "bottom_right"}, (None, None, 8)),
-        ((9, 5), {"causal": True, "align": "bottom_right"}, (None, 0, -4)),
-        ((9, 9), {"window": (8, 7)}, (None, 7, 0)),
-        ((9, 9), {"window": (7, 8)}, (7, None, 0)),
-        ((3, 9), {"window": (2, 1), "align": "top_left"}, (None, 1, 0)),
-    ],
-)
-def test_bounds_that_rule_out_nothing_are_dropped(lengths: tuple[int, int], options: dict[str, Any], expected: tuple[Any, ...]) -> None:
-    from attnzoo.backends.triton.problem import binding_band
-
-    spec, _ = described(*qkv(q_len=lengths[0], kv_len=lengths[1]), **options)
-    assert binding_band(spec) == expected
-
-
-@needs_triton
 @pytest.mark.parametrize(("tiles", "most", "splits"), [(8, 128, 29), (264, 128, 1), (1, 4, 4), (64, 128, 4), (8, 1, 1), (0, 4, 1)])
 def test_splits_fill_the_card(tiles: int, most: int, splits: int) -> None:
     from attnzoo.backends.triton.launchers import best_splits

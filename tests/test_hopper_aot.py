@@ -194,6 +194,7 @@ def calls(head_dim: int) -> dict[str, AttentionSpec]:
         *[dict(causal=True, align=align) for align in ("top_left", "bottom_right")],
         *[dict(window=(left, 0), align="bottom_right") for left in (128, 600, 1024, 6000)],
         *[dict(window=window, align="top_left") for window in ((128, 128), (128, None), (None, 128), (None, 100))],
+        *[dict(window=window, align="top_left") for window in ((2**31, 0), (2**31, None), (None, 2**31), (2**31, 2**31))],
     ]
     return {
         f"{length} x {kv_len} {band}": spec_of(head_dim, length=length, kv_len=kv_len, **band)

@@ -316,6 +316,24 @@ def test_band_and_diagonal(changes, band, diagonal):
     assert (spec.band, spec.diagonal) == (band, diagonal), f"got {spec.band}, {spec.diagonal}"
 
 
+@pytest.mark.parametrize(
+    ("lengths", "changes", "expected"),
+    [
+        ((9, 9), {"causal": True}, (None, 0)),
+        ((1, 9), {"causal": True, "align": "bottom_right"}, (None, None)),
+        ((9, 5), {"causal": True, "align": "bottom_right"}, (None, 0)),
+        ((9, 9), {"window": (8, 7)}, (None, 7)),
+        ((9, 9), {"window": (7, 8)}, (7, None)),
+        ((9, 9), {"window": (2**31, 2**31)}, (None, None)),
+        ((3, 9), {"window": (2, 1), "align": "top_left"}, (None, 1)),
+    ],
+)
+def test_bounds_that_rule_out_nothing_do_not_bind(lengths, changes, expected):
+    q_len, kv_len = lengths
+    spec = spec_of(q=tensor(2, 4, q_len, 8), k=tensor(2, 2, kv_len, 8), v=tensor(2, 2, kv_len, 8), **changes)
+    assert spec.binding_band == expected, f"of {spec.band} over {lengths}"
+
+
 def test_a_window_beyond_any_length_is_like_no_bound():
     spec = spec_of(window=(2**70, 2**63))
     assert all(bound is not None and 6 < bound < 2**31 for bound in spec.window), f"window {spec.window} may overflow 32 bits"

@@ -90,12 +90,9 @@ class Plan:
 
 
 def band_offsets(spec: AttentionSpec) -> tuple[int, int]:
-    """Query i sees key j only if `i + left <= j <= i + right`."""
-    left, right = spec.band
-    return (
-        -UNBOUNDED if left is None else max(spec.diagonal - left, -UNBOUNDED),
-        UNBOUNDED if right is None else min(spec.diagonal + right, UNBOUNDED),
-    )
+    """Query i sees key j only if `i + left <= j <= i + right`; as few bounds as give the same pairs."""
+    left, right = spec.binding_band
+    return -UNBOUNDED if left is None else spec.diagonal - left, UNBOUNDED if right is None else spec.diagonal + right
 
 
 def heads_in_group(spec: AttentionSpec) -> int:

@@ -162,7 +162,7 @@ def forward_tile(head_dim: int, *, is_masked: bool, keys: int = 2048, has_left: 
 
 def forward_tile_of(spec: AttentionSpec) -> ForwardTile:
     """The forward's tile for a call."""
-    left, right = spec.band
+    left, right = spec.binding_band
     return forward_tile(
         sum(head_dim_pieces(spec.head_dim)),
         is_masked=(left, right) != (None, None),

@@ -31,7 +31,7 @@ class Facts:
         self.spec = spec
         self.precision = precision
         self.capability = INTERPRETER if INTERPRETED else capability_of(spec.device)
-        self.band = binding_band(spec)
+        self.band = (*spec.binding_band, spec.diagonal)
         is_plain = spec.softcap is None and spec.bias is None and spec.sinks_dtype is None
         self.folded = is_plain and FOLDED_SCALES[0] <= spec.scale <= FOLDED_SCALES[1]
         self.scale = spec.scale * LOG2E if self.folded else spec.scale
@@ -201,14 +201,3 @@ def padded_rows(q_len: int) -> int:
 def is_wide(*tensors: tuple[Any, ...]) -> bool:
     """Whether the rows of some tile lie 2^31 elements apart."""
     return any([tensor[3] >= 2**31 // LARGEST_TILE for tensor in tensors])
-
-
-def binding_band(spec: AttentionSpec) -> tuple[int | None, int | None, int]:
-    """`(left, right, diagonal)` of the spec, None for a bound that rules out no pair."""
-    left, right = spec.band
-    diagonal = spec.diagonal
-    if left is not None and left >= spec.q_len - 1 + diagonal:
-        left = None
-    if right is not None and right >= spec.kv_len - 1 - diagonal:
-        right = None
-    return left, right, diagonal

@@ -113,6 +113,8 @@ def check_cases() -> list[Case]:
     both += [
         Case("values 192/128", head_dim=192, value_dim=128, q_len=700, kv_len=700, causal=True, backward=False),
         Case("values 192/128 long", batch=1, head_dim=192, value_dim=128, q_len=500, kv_len=4200, backward=False),
+        Case("values 192/128 long causal", batch=1, head_dim=192, value_dim=128, q_len=2300, kv_len=2300, causal=True, backward=False),
+        Case("values 96/64 long causal", batch=1, head_dim=96, value_dim=64, q_len=1300, kv_len=1300, causal=True, backward=False),
         Case("values 96/64", head_dim=96, value_dim=64, q_len=333, kv_len=517, backward=False),
         Case("values 128/112", head_dim=128, value_dim=112, q_len=333, kv_len=517, window=(100, 20), align="top_left", backward=False),
     ]

@@ -146,3 +146,17 @@ def test_what_a_comparison_leaves_out_is_said(bench, saved):
     assert "1 cell of 2 there is not here" in err, err
     assert "another name: another, here a machine" in err, err
     assert "is of other versions: torch 1, here 2; triton none, here 4\n" in err, f"what is the same needs no word: {err}"
+
+
+def test_an_interrupted_run_says_what_it_leaves(bench, monkeypatch, tmp_path):
+    def cut_off(matrix, contestants, results, progress):
+        results.add([Cell("naive", WORKLOAD, "time", "", (1.0,))])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("attnzoo.bench.machine.look", lambda device: MACHINE)
+    monkeypatch.setattr("attnzoo.bench.run.run", cut_off)
+    out = tmp_path / "out.json"
+    code, _, err = bench("--length", 8, "--length", 16, "--backend", "naive", "--device", "cpu", "--output", out)
+    assert code == 130, err
+    assert f"1 of 2 cells is in {out}: --resume runs the rest" in " ".join(err.split()), err
+    assert len(Results.read(out).cells) == 1

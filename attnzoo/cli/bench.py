@@ -173,6 +173,11 @@ def _run(matrix: Matrix, output: Path | None, resume: bool) -> Results:
     try:
         with progress_bar(cells) as progress:
             run(matrix, taking_part, results, progress)
+    except KeyboardInterrupt:
+        if output is not None and results.cells:
+            count = len(results.cells)
+            typer.echo(f"note: {count} of {cells} cells {'is' if count == 1 else 'are'} in {output}: --resume runs the rest", err=True)
+        raise
     finally:
         results.drop_claim()
     return results

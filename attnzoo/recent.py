@@ -18,7 +18,6 @@ __all__ = ["described"]
 MOST = 1024
 PLAIN = frozenset({Tensor, Parameter})  # a subclass may say anything of itself
 SIMPLE = frozenset({bool, int, float, str, type(None)})
-NO_OPTIONS = (None, None, None)
 
 _calls: dict[Hashable, tuple[AttentionSpec, bool]] = {}
 

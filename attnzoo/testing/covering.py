@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from math import ceil
 
@@ -21,17 +22,24 @@ def covering_cases(cases: Iterable[Case], *, features: frozenset[str], most_tile
         most_tiles: a case of more tiles of 32 x 16 scores is left out.
 
     Returns:
-        The chosen ones in the order of `cases`, every one of which adds something to those before it.
+        The chosen ones in the order of `cases`, every one of which touches something that no other one does.
     """
     candidates = [case for case in cases if case.device == "" and features.issuperset(case.problem.features) and _tiles(case) <= most_tiles]
-    covered: set[tuple[str, str]] = set()
-    chosen: set[str] = set()
+    touching: Counter[tuple[str, str]] = Counter()
+    chosen: list[Case] = []
     for case in sorted(candidates, key=_tiles):
         touched = _touches(case)
-        if not touched <= covered:
-            covered |= touched
-            chosen.add(case.id)
-    return [case for case in candidates if case.id in chosen]
+        if not touched <= touching.keys():
+            touching.update(touched)
+            chosen.append(case)
+    needed = set()
+    for case in chosen:
+        touched = _touches(case)
+        if all(touching[each] > 1 for each in touched):  # dearer cases touch all that it does
+            touching.subtract(touched)
+        else:
+            needed.add(case.id)
+    return [case for case in candidates if case.id in needed]
 
 
 def _touches(case: Case) -> set[tuple[str, str]]:

@@ -156,15 +156,13 @@ def _flash_flops(spec: AttentionSpec) -> int:
 def _takes(spec: AttentionSpec, name: str) -> bool:
     """Whether the Hopper kernel takes the call, wherever that is asked: this machine's own reasons don't count. name: "forward" or
     "backward"."""
-    from attnzoo.backends.hopper import support
-    from attnzoo.backends.hopper_sparse import support as over_layout
+    from attnzoo.backends.flash import reasons_against_hopper
+    from attnzoo.backends.hopper.support import machine_reasons
+    from attnzoo.backends.hopper_sparse.support import reasons_against
 
     here = replace(spec, device=CPU)
-    if spec.layout is not None:
-        reasons = over_layout.reasons_against(here, name)
-    else:
-        reasons = support.reasons_against(here if name == "backward" else replace(here, grads=()))
-    return set(reasons) <= set(support.machine_reasons(CPU))
+    reasons = reasons_against_hopper(here, name, "hopper") if spec.layout is None else reasons_against(here, name)
+    return set(reasons) <= set(machine_reasons(CPU))
 
 
 def _rows(spec: AttentionSpec) -> int:

@@ -62,9 +62,5 @@ def accounts_of_paper() -> dict[str, Traffic]:
 
 def account_of_tile(tile: Tile) -> Traffic:
     """Of the portable forward, launched with this tile."""
-
-    def chosen(*arguments: object) -> Tile:
-        return tile
-
-    with mock.patch.object(table, "tile_for", chosen):
+    with mock.patch.object(table, "tile_for", return_value=tile):
         return of_kernels(TILED.spec(), portable=True)

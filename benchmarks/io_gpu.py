@@ -148,11 +148,8 @@ def portable(tile: Tile) -> Iterator[Prepared]:
     from attnzoo.backends.flash import Flash
     from attnzoo.backends.triton import problem
 
-    def chosen(*arguments: object) -> Tile:
-        return tile
-
     problem.facts_of.cache_clear()
-    with mock.patch.object(problem, "tile_for", chosen):
+    with mock.patch.object(problem, "tile_for", return_value=tile):
         yield Prepared.of(Flash(kernels="portable"), TILED)
     problem.facts_of.cache_clear()
 

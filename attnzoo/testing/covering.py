@@ -35,7 +35,7 @@ def covering_cases(cases: Iterable[Case], *, features: frozenset[str], most_tile
     needed = set()
     for case in chosen:
         touched = _touches(case)
-        if all(touching[each] > 1 for each in touched):  # dearer cases touch all that it does
+        if all(touching[each] > 1 for each in touched):  # others touch all that it does
             touching.subtract(touched)
         else:
             needed.add(case.id)

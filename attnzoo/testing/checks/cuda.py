@@ -52,8 +52,8 @@ def side_stream(subject: Subject, problem: Problem, device: torch.device) -> Non
     values = call.q.detach().clone()
     with torch.no_grad():
         call.q.fill_(torch.nan)
-    # The host waits, here and below, so that only what the backend does on the side stream is asked: on an H200 that 32 processes shared,
-    # q twice held what lay in the memory of `values` before, though the side stream waited for the current one.
+    # The host waits, here and below, so that only what the backend does on the side stream is asked: on H200s that many processes
+    # shared, q twice held what lay in the memory of `values` before, though the side stream waited for the current one.
     torch.cuda.synchronize(device)
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):

@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import statistics
-import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
@@ -25,9 +24,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import io_ncu
 import torch
 from io_cases import CASES, EAGER, GPT2, PAPER, TILED, TILES, Case, title
+from ncu import count_kernels, under_ncu
 
 from attnzoo.backends.triton.table import Tile
 from attnzoo.bench.machine import describe
@@ -42,18 +41,27 @@ Found = Iterator[tuple[str, Any]]
 # Bytes
 
 
+METRICS = {
+    "l1tex__m_xbar2l1tex_read_bytes.sum": "from_l2",  # into a multiprocessor
+    "l1tex__m_l1tex2xbar_write_bytes.sum": "to_l2",  # out of one
+    "lts__t_sectors_srcunit_tex_op_read.sum": "l2_sectors_read",  # the same, seen from L2, in sectors of 32 bytes
+    "lts__t_sectors_srcunit_tex_op_write.sum": "l2_sectors_written",
+    "lts__t_sectors_srcunit_tex_op_red.sum": "l2_sectors_added",
+    "lts__t_sectors_srcunit_tex.sum": "l2_sectors",
+    "lts__t_bytes.sum": "l2",
+    "dram__bytes_read.sum": "dram_read",
+    "dram__bytes_write.sum": "dram_written",
+    "gpu__time_duration.sum": "ns",
+}
+"""Metric -> our name for it."""
+NEEDED = frozenset(metric for metric, name in METRICS.items() if name in ("from_l2", "to_l2", "dram_read", "dram_written"))
+SECTOR = 32  # bytes
+
+
 def run(names: list[str]) -> None:
-    """One call of each case, between the marks that ncu waits for."""
+    """What ncu looks at."""
     for name in names:
-        call = call_of(name)
-        for _ in range(2):
-            call()
-        torch.cuda.synchronize()
-        torch.cuda.cudart().cudaProfilerStart()
-        io_ncu.mark()
-        call()
-        torch.cuda.synchronize()
-        torch.cuda.cudart().cudaProfilerStop()
+        count_kernels(call_of(name))
 
 
 def call_of(name: str) -> Callable[[], object]:
@@ -73,11 +81,10 @@ def prepared_of(case: Case) -> Prepared:
 
 def measure(names: list[str], seconds: float = 120.0) -> Found:
     """Case -> counted bytes of each kernel, or why there are none; the cases of one length share a process."""
-    metrics = io_ncu.known_metrics()
     asked = [name for name in CASES if not names or name in names]
     for length in dict.fromkeys(CASES[name].workload.length for name in asked):
         group = [name for name in asked if CASES[name].workload.length == length]
-        kernels, problem = under_ncu(group, metrics, seconds)
+        kernels, problem = under_ncu(Path(__file__), group, METRICS, NEEDED, seconds)
         for place, name in enumerate(group):
             found = summary(kernels[place] if place < len(kernels) else [])
             yield name, found | ({} if found["kernels"] else {"problem": problem})
@@ -85,26 +92,30 @@ def measure(names: list[str], seconds: float = 120.0) -> Found:
 
 def paper_bytes(seconds: float = 120.0) -> Found:
     """Counted bytes of GPT-2 medium's attention: what the paper counted is `measured_dram`."""
-    kernels, problem = under_ncu(list(PAPER), io_ncu.known_metrics(), seconds)
+    kernels, problem = under_ncu(Path(__file__), list(PAPER), METRICS, NEEDED, seconds)
     for place, name in enumerate(PAPER.values()):
         found = summary(kernels[place] if place < len(kernels) else [])
         yield name, found | ({} if found["kernels"] else {"problem": problem})
 
 
-def under_ncu(names: list[str], metrics: frozenset[str], seconds: float) -> tuple[list[list[dict[str, Any]]], str]:
-    """The kernels of each case, as far as it came, and the end of what was said."""
-    try:
-        done = subprocess.run(io_ncu.command(Path(__file__), names, metrics), capture_output=True, text=True, timeout=seconds, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return [], f"{type(error).__name__}: {str(error)[-300:]}"
-    return io_ncu.counted(done.stdout), (done.stdout + done.stderr)[-500:]
-
-
 def summary(kernels: list[dict[str, Any]]) -> dict[str, Any]:
     """Sums over the kernels; None for what was not counted."""
-    totals = io_ncu.totals(kernels) if kernels else {}
-    dram = totals["dram_read"] + totals["dram_written"] if {"dram_read", "dram_written"} <= totals.keys() else None
-    return {"measured_l2": io_ncu.moved(totals), "measured_dram": dram, "totals": totals, "kernels": kernels}
+    sums = totals(kernels) if kernels else {}
+    dram = sums["dram_read"] + sums["dram_written"] if {"dram_read", "dram_written"} <= sums.keys() else None
+    return {"measured_l2": moved(sums), "measured_dram": dram, "totals": sums, "kernels": kernels}
+
+
+def totals(kernels: list[dict[str, Any]]) -> dict[str, float]:
+    """Sums over a case's kernels, of the metrics that each of them has."""
+    names = [name for name in METRICS.values() if all(kernel.get(name) is not None for kernel in kernels)]
+    return {name: sum(kernel[name] for kernel in kernels) for name in names}
+
+
+def moved(totals: dict[str, float]) -> float | None:
+    """Bytes between the multiprocessors and L2, seen from their side, or else from L2's; None if neither was counted."""
+    if {"from_l2", "to_l2"} <= totals.keys():
+        return totals["from_l2"] + totals["to_l2"]
+    return totals["l2_sectors"] * SECTOR if "l2_sectors" in totals else None
 
 
 # Time

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import stat
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from ncu_stand_in import install
 
 FOLDER = Path(__file__).parents[1] / "benchmarks"
-HEADER = ["ID", "Process ID", "Kernel Name", "dram__bytes_read.sum", "dram__bytes_write.sum"]
-HEADER += ["l1tex__m_l1tex2xbar_write_bytes.sum", "l1tex__m_xbar2l1tex_read_bytes.sum"]
-STAND_IN = """#!{python}
-import json, sys
-if sys.argv[1] == "--query-metrics":
-    print("Device X\\n" + "\\n".join(f"{{name.partition('.')[0]}}   Counter  byte" for name in {known}))
-    sys.exit()
-open({record}, "a").write(json.dumps(sys.argv[1:]) + "\\n")
-print("==PROF== Connected\\nwhat a backend prints")
-print({lines})
-"""
+METRICS = [
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+    "l1tex__m_l1tex2xbar_write_bytes.sum",
+    "l1tex__m_xbar2l1tex_read_bytes.sum",
+]
 
 
 @pytest.fixture
@@ -40,34 +34,23 @@ def io_cases(io_gpu: ModuleType) -> ModuleType:
     return module
 
 
-def install(folder: Path, monkeypatch: pytest.MonkeyPatch, rows: list[list[object]]) -> Path:
-    """An ncu that knows the metrics of HEADER, prints these rows, and records how it was called."""
-    lines = "\n".join(",".join(f'"{cell}"' for cell in row) for row in [HEADER, ["", "", "", "byte", "byte", "byte", "byte"], *rows])
-    record = folder / "calls"
-    program = folder / "ncu"
-    program.write_text(STAND_IN.format(python=sys.executable, known=HEADER[3:], record=repr(str(record)), lines=repr(lines)))
-    program.chmod(program.stat().st_mode | stat.S_IXUSR)
-    monkeypatch.setenv("PATH", str(folder), prepend=":")
-    return record
-
-
 def test_each_case_has_its_kernels(io_gpu, tmp_path, monkeypatch):
     """Kernels come between marks; the clocks are left alone, and metrics that this ncu lacks are not asked for."""
     mark = [0, 1, "at::cuda::spin_kernel(long)", 1, 1, 1, 1]
     rows = [mark, [1, 1, "forward", "1,000", 500, 10, 90], mark, [3, 1, "forward", 1, 2, 3, 4], [4, 1, "backward", 10, 20, 30, 40]]
-    record = install(tmp_path, monkeypatch, rows)
+    record = install(tmp_path, monkeypatch, METRICS, rows)
     found = dict(io_gpu.measure(["dense-forward-8192", "dense-both-8192"]))
     assert [kernel["kernel"] for kernel in found["dense-both-8192"]["kernels"]] == ["forward", "backward"]
     assert (found["dense-forward-8192"]["measured_l2"], found["dense-forward-8192"]["measured_dram"]) == (100, 1500)
     assert (found["dense-both-8192"]["measured_l2"], found["dense-both-8192"]["measured_dram"]) == (77, 33)
     (call,) = map(json.loads, record.read_text().splitlines())
     assert call[call.index("--clock-control") + 1] == "none"
-    assert call[call.index("--metrics") + 1] == ",".join(sorted(HEADER[3:]))
+    assert call[call.index("--metrics") + 1] == ",".join(sorted(METRICS))
     assert call[-3:] == ["run", "dense-forward-8192", "dense-both-8192"]
 
 
 def test_a_case_that_was_not_reached_says_why(io_gpu, tmp_path, monkeypatch):
-    install(tmp_path, monkeypatch, [[0, 1, "spin_kernel", 1, 1, 1, 1], [1, 1, "forward", 1, 1, 1, "n/a"]])
+    install(tmp_path, monkeypatch, METRICS, [[0, 1, "spin_kernel", 1, 1, 1, 1], [1, 1, "forward", 1, 1, 1, "n/a"]])
     found = dict(io_gpu.measure(["dense-forward-8192", "sparse-forward-8192"]))
     assert found["dense-forward-8192"]["measured_l2"] is None, "no number of a metric that ncu could not count"
     assert "what a backend prints" in found["sparse-forward-8192"]["problem"]
@@ -79,7 +62,7 @@ def test_a_case_that_was_not_reached_says_why(io_gpu, tmp_path, monkeypatch):
 def test_the_papers_shape_is_counted_too(io_gpu, io_cases, tmp_path, monkeypatch):
     mark = [0, 1, "spin_kernel", 1, 1, 1, 1]
     rows = [mark, [1, 1, "forward", 3, 1, 10, 90], mark, [2, 1, "softmax", 20, 10, 300, 400], [3, 1, "dropout", 5, 5, 100, 200]]
-    record = install(tmp_path, monkeypatch, rows)
+    record = install(tmp_path, monkeypatch, METRICS, rows)
     found = dict(io_gpu.paper_bytes())
     assert {name: (each["measured_l2"], each["measured_dram"]) for name, each in found.items()} == {
         "flash": (100, 4),
@@ -102,9 +85,9 @@ def test_what_runs_of_the_papers_shape(io_gpu, monkeypatch, name):
 
 
 def test_bytes_are_counted_on_either_side_of_the_crossbar(io_gpu):
-    assert io_gpu.io_ncu.moved({"from_l2": 90, "to_l2": 10, "l2_sectors": 1}) == 100
-    assert io_gpu.io_ncu.moved({"to_l2": 10, "l2_sectors": 3}) == 96
-    assert io_gpu.io_ncu.moved({"to_l2": 10}) is None
+    assert io_gpu.moved({"from_l2": 90, "to_l2": 10, "l2_sectors": 1}) == 100
+    assert io_gpu.moved({"to_l2": 10, "l2_sectors": 3}) == 96
+    assert io_gpu.moved({"to_l2": 10}) is None
 
 
 def test_results_are_kept_as_they_come(io_gpu, tmp_path, monkeypatch):

@@ -1,0 +1,48 @@
+"""benchmarks/hopper_profile.py without a GPU: a process a backend, the longest kernel of each call, and why a call has none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from ncu_stand_in import install
+
+FOLDER = Path(__file__).parents[1] / "benchmarks"
+CYCLES = "sm__cycles_elapsed.max"
+CASES = ["flash: backward d128 full 8192", "fa4: backward d128 full 8192"]
+
+
+@pytest.fixture
+def hopper_profile(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    import hopper_profile as module
+
+    return module
+
+
+def test_the_longest_kernel_is_kept(hopper_profile, tmp_path, monkeypatch):
+    rows = [[0, 1, "at::cuda::spin_kernel(long)", 9], [1, 1, "pre", "1,000"], [2, 1, "main", "90,000"], [3, 1, "post", 2000]]
+    record = install(tmp_path, monkeypatch, [CYCLES], rows)
+    found = dict(hopper_profile.measure(CASES, 60))
+    assert found == {name: {"kernel": "main", "cycles": 90000.0} for name in CASES}
+    calls = [json.loads(line) for line in record.read_text().splitlines()]
+    assert [call[-2:] for call in calls] == [["run", name] for name in CASES], "a backend that can't run takes no other with it"
+    assert calls[0][calls[0].index("--metrics") + 1] == CYCLES, "what this ncu does not know is not asked for"
+
+
+def test_a_call_that_was_not_reached_says_why(hopper_profile, tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, [CYCLES], [])
+    assert "what a backend prints" in dict(hopper_profile.measure(CASES[:1], 60))[CASES[0]]["problem"]
+    monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
+    assert "FileNotFoundError" in dict(hopper_profile.measure(CASES[:1], 60))[CASES[0]]["problem"]
+
+
+def test_every_case_is_one_that_its_backend_takes(hopper_profile):
+    for name, case in hopper_profile.CASES.items():
+        assert case.backend in ("flash", "fa3", "fa4"), name
+        assert name.endswith(f" {case.workload.length}"), name
+        assert case.workload.batch * case.workload.length == 16384, name
+        assert case.backend == "flash" or case.workload.head_dim in (64, 128), name
+        assert case.backend != "fa3" or case.workload.direction == "forward", f"{name}: fa3's wheel has no backward"

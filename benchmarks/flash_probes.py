@@ -42,13 +42,18 @@ def both(tensors: dict[str, Tensor], **options: Any) -> float:
 
 
 def far_elements() -> None:
-    """Rows 2^25 elements apart: within one tile, offsets go beyond 2^31."""
+    """Rows 2^25 elements apart: within one tile, offsets go beyond 2^31. The results are those of rows side by side, up to a rounding."""
     storage = torch.zeros(2**25 * 100, device="cuda", dtype=torch.bfloat16)
     far = storage.as_strided((1, 1, 100, 64), (2**25, 64, 2**25, 1))
     far.copy_(torch.randn(1, 1, 100, 64))
-    other = torch.randn(1, 1, 100, 64, device="cuda", dtype=torch.bfloat16)
-    require(both({"q": far, "k": far, "v": far}), 3e-2, "far rows")
-    require(both({"q": other, "k": far, "v": other}, causal=True), 3e-2, "far keys")
+    near, other = far.contiguous(), torch.randn(1, 1, 100, 64, device="cuda", dtype=torch.bfloat16)
+    upstream = torch.randn(1, 1, 100, 64, device="cuda"), torch.randn(1, 1, 100, device="cuda")
+    for what, causal, names in (("far rows", False, "qkv"), ("far keys", True, "k")):
+        found = [
+            values_and_grads(PORTABLE, {n: keys if n in names else other for n in "qkv"}, {"causal": causal}, upstream)
+            for keys in (far, near)
+        ]
+        require(worst_error(*found), 1e-2, what)
 
 
 def many_heads() -> None:

@@ -234,7 +234,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for the cases of one length under ncu")
-    asked = parser.parse_args()
+    asked = parser.parse_intermixed_args()  # cases behind an option too
     unknown = sorted(set(asked.cases) - CASES.keys() - PAPER.keys())
     if unknown:
         parser.error(f"no case {', '.join(unknown)}; there are {', '.join(CASES)}")

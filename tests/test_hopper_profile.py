@@ -46,3 +46,15 @@ def test_every_case_is_one_that_its_backend_takes(hopper_profile):
         assert case.workload.batch * case.workload.length == 16384, name
         assert case.backend == "flash" or case.workload.head_dim in (64, 128), name
         assert case.backend != "fa3" or case.workload.direction == "forward", f"{name}: fa3's wheel has no backward"
+
+
+def test_cases_may_stand_behind_the_options(hopper_profile, tmp_path, monkeypatch):
+    install(tmp_path, monkeypatch, [CYCLES], [[0, 1, "spin_kernel", 9], [1, 1, "main", 7]])
+    monkeypatch.setattr(hopper_profile, "describe", lambda device: {"name": "card"})
+    output = tmp_path / "out.json"
+    monkeypatch.setattr("sys.argv", ["hopper_profile.py", "measure", "--output", str(output), CASES[0]])
+    hopper_profile.main()
+    assert json.loads(output.read_text()) == {"machine": {"name": "card"}, "kernels": {CASES[0]: {"kernel": "main", "cycles": 7.0}}}
+    monkeypatch.setattr("sys.argv", ["hopper_profile.py", "measure", "flash: forward d64"])
+    with pytest.raises(SystemExit):
+        hopper_profile.main()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -28,11 +30,8 @@ def graph_capture(subject: Subject, problem: Problem, device: torch.device) -> N
     """Captured once, replayed on other data: right, forward and backward."""
     other = replace(problem, seed=problem.seed + 1)
     call, fresh = make_call(problem, device), make_call(other, device)
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(stream):
+    with side_stream_of(device):
         subject.run(call)  # compiles, tunes
-    torch.cuda.current_stream(device).wait_stream(stream)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         results = subject.run(call)
@@ -46,23 +45,34 @@ def graph_capture(subject: Subject, problem: Problem, device: torch.device) -> N
     judge(results, other, device)
 
 
+@contextlib.contextmanager
+def side_stream_of(device: torch.device) -> Iterator[None]:
+    """A stream beside the current one, which it waits for.
+
+    The host waits for it at the end, also where the backend refuses: what it is still to write lies in memory of the current
+    stream, which would go to the next case.
+    """
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+    try:
+        with torch.cuda.stream(stream):
+            yield
+    finally:
+        stream.synchronize()
+
+
 def side_stream(subject: Subject, problem: Problem, device: torch.device) -> None:
     """On a side stream, behind a slow producer of q: nothing runs ahead of it, nothing is freed under it."""
     call = make_call(problem, device)
     values = call.q.detach().clone()
     with torch.no_grad():
         call.q.fill_(torch.nan)
-    # The host waits, here and below, so that only what the backend does on the side stream is asked: on H200s that many processes
-    # shared, q twice held what lay in the memory of `values` before, though the side stream waited for the current one.
-    torch.cuda.synchronize(device)
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
+    with side_stream_of(device):
         torch.cuda._sleep(20_000_000)
         with torch.no_grad():
             call.q.copy_(values)
         results = subject.run(call)
         churn = [torch.full((2**16,), torch.nan, device=device) for _ in range(8)]
-    stream.synchronize()
     del churn
     judge(results, problem, device)
 

@@ -1,6 +1,6 @@
 """What binds the attention kernels of a Hopper card: Nsight Compute's counters of one call, ours beside the peers'.
 
-    python benchmarks/hopper_profile.py measure --output results.json [CASE...]    needs ncu and its counters
+    python benchmarks/hopper_profile.py measure --output results.json [--backend fa4] [CASE...]    needs ncu and its counters
 
 `run CASE...` is what `measure` puts under ncu, a process for each backend. A call has one kernel or several; the one that takes
 longest is kept. Clocks are left as they are, so cycles are compared and times are not.
@@ -111,6 +111,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "run"))
     parser.add_argument("cases", nargs="*")
+    parser.add_argument("--backend", choices=BACKENDS, help="all cases of this one alone")
     parser.add_argument("--output", type=Path)
     parser.add_argument("--timeout", type=float, default=120.0, help="seconds for the cases of one backend under ncu")
     asked = parser.parse_intermixed_args()  # cases behind an option too
@@ -121,7 +122,8 @@ def main() -> None:
         run(asked.cases)
         return
     results: dict[str, Any] = {"machine": describe("cuda"), "kernels": {}}
-    for name, counters in measure(asked.cases, asked.timeout):
+    of_backend = [name for name, case in CASES.items() if case.backend == asked.backend]
+    for name, counters in measure([*asked.cases, *of_backend], asked.timeout):
         results["kernels"][name] = counters
         print(name, json.dumps(counters), flush=True)
         if asked.output:

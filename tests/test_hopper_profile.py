@@ -55,6 +55,9 @@ def test_cases_may_stand_behind_the_options(hopper_profile, tmp_path, monkeypatc
     monkeypatch.setattr("sys.argv", ["hopper_profile.py", "measure", "--output", str(output), CASES[0]])
     hopper_profile.main()
     assert json.loads(output.read_text()) == {"machine": {"name": "card"}, "kernels": {CASES[0]: {"kernel": "main", "cycles": 7.0}}}
+    monkeypatch.setattr("sys.argv", ["hopper_profile.py", "measure", "--output", str(output), "--backend", "fa3"])
+    hopper_profile.main()
+    assert all(name.startswith("fa3: ") for name in json.loads(output.read_text())["kernels"])
     monkeypatch.setattr("sys.argv", ["hopper_profile.py", "measure", "flash: forward d64"])
     with pytest.raises(SystemExit):
         hopper_profile.main()

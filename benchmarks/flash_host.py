@@ -23,14 +23,17 @@ import attnzoo
 SIZES = (2, 64, 128, 64)  # batch, heads, length and head dim: as large as the Hopper kernels want it
 WAYS: dict[str, dict[str, Any]] = {"hopper": {"causal": True}, "portable": {"causal": True, "softcap": 30.0}}
 MEANS = 20
+RUNS = 3  # on the same host they differ by more than half
 
 
 def host(save: Callable[[str, Any], None]) -> None:
-    rows = {}
-    for name, options in WAYS.items():
-        rows[name] = host_share(options)
-        save("host", rows)
-        print(f"host, {name}: " + ", ".join(f"{part} {us:.0f} us" for part, us in rows[name].items()), flush=True)
+    runs: list[dict[str, Any]] = []
+    for _ in range(RUNS):
+        runs.append({})
+        for name, options in WAYS.items():
+            runs[-1][name] = host_share(options)
+            save("host", runs)
+            print(f"host, {name}: " + ", ".join(f"{part} {us:.0f} us" for part, us in runs[-1][name].items()), flush=True)
 
 
 def host_share(options: dict[str, Any]) -> dict[str, float]:

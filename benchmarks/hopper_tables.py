@@ -13,6 +13,16 @@ import pages
 
 MEASURED = pages.RESULTS / "hopper_compare.json"
 AGAIN = pages.RESULTS / "hopper_compare_again.json"
+PROFILE = pages.RESULTS / "hopper_profile.json"
+COUNTERS = {
+    "tensor cores busy, %": "tensor cores",
+    "exponentials and conversions, % of peak": "exponentials",
+    "issue slots used, %": "issue slots",
+    "LSU's part of shared memory, %": "shared memory",
+    "L2 busy, %": "L2",
+    "DRAM busy, %": "DRAM",
+}
+"""Counter of the profile -> its column."""
 NAMES = ("ours", "cudnn", "fa2", "fa3", "fa4", "flex")
 TITLES = {
     ("table", "forward"): "Multi-head, forward",
@@ -66,6 +76,15 @@ def steps_of(rows: list[Row]) -> str:
     return pages.table(["T", *names, "ours / best"], lines)
 
 
+def profiled(profile: dict[str, Any]) -> str:
+    """How busy each part of the card is, in percent of what it could do, in the kernel that takes longest."""
+    lines = []
+    for case, counters in profile["kernels"].items():
+        shares = [f"{counters[name]:.0f}" for name in COUNTERS]
+        lines.append([case.partition(": ")[2], f"{counters['cycles'] / 1e3:.0f}", *shares])
+    return pages.table(["kernel", "thousand cycles", *COUNTERS.values()], lines)
+
+
 def measured(results: dict[str, Any]) -> str:
     rows, versions = results["rows"], results["versions"]
     again = json.loads(AGAIN.read_text(encoding="utf-8"))
@@ -87,6 +106,14 @@ def measured(results: dict[str, Any]) -> str:
     steps = [row for row in rows if row["pass"] == "step"]
     if steps:
         parts += ["### GPT-2 medium, a training step of 16384 tokens, bf16 autocast, no compile: tokens/s", steps_of(steps)]
+    profile = json.loads(PROFILE.read_text(encoding="utf-8"))
+    parts += [
+        "### What is busy",
+        f"`ncu` over one call of ours each (`python benchmarks/hopper_profile.py measure`, `{PROFILE.name}`, commit "
+        f"{profile['machine']['commit']}), in percent of what each part could do in the kernel's cycles; of a backward the main kernel. "
+        "Shared memory is its pipe for loads and stores, which products that read operands there share.",
+        profiled(profile),
+    ]
     later: dict[str, list[str]] = {}
     for row in rows:
         if "commit" in row:

@@ -85,6 +85,8 @@ class Capabilities:
         devices: device types, such as "cpu" and "cuda"; empty means any.
         dtypes: dtypes of q, k and v.
         head_dims: smallest and largest D and Dv.
+        head_dim_multiple: D and Dv are multiples of it, as both of `head_dims` are.
+        block_multiple: the sides of a layout's blocks are multiples of it, in tokens.
         forward, backward: features (keys of `FEATURES`) served without and with a gradient.
         materializes_scores: keeps `Sq x Skv` matrices in memory (the cost model's question).
         gradients: whether any call with a gradient is served; False refuses them all, and `backward` stays empty.
@@ -97,12 +99,19 @@ class Capabilities:
     backward: Set[str] = frozenset()
     materializes_scores: bool = False
     gradients: bool = True
+    head_dim_multiple: int = 1
+    block_multiple: int = 1
 
     def __post_init__(self) -> None:
         for name, kind in (("devices", str), ("dtypes", torch.dtype), ("forward", str), ("backward", str)):
             object.__setattr__(self, name, _frozen(name, getattr(self, name), kind))
         if not _is_pair_of_ints(self.head_dims):
             raise TypeError(f"head_dims is {self.head_dims!r}; it takes (smallest, largest), two ints")
+        for name in ("head_dim_multiple", "block_multiple"):
+            if type(getattr(self, name)) is not int or getattr(self, name) < 1:
+                raise TypeError(f"{name} is {getattr(self, name)!r}; it takes an int, 1 or more")
+        if any(dim % self.head_dim_multiple for dim in self.head_dims):
+            raise ValueError(f"head_dims is {self.head_dims}; with head_dim_multiple {self.head_dim_multiple} both are multiples of it")
         if self.backward and not self.gradients:
             raise ValueError(f"backward claims {sorted(self.backward)}, but gradients is False: no call with one is served")
         unknown = sorted((self.forward | self.backward) - FEATURES.keys())
@@ -120,6 +129,11 @@ class Capabilities:
         for name, dim in (("head_dim", spec.head_dim), ("value_dim", spec.value_dim)):
             if dim and not smallest <= dim <= largest:
                 reasons.append(f"{name} is {dim}, it takes {smallest} to {largest}")
+            elif dim % self.head_dim_multiple:
+                reasons.append(f"{name} is {dim}, it takes multiples of {self.head_dim_multiple}")
+        if spec.layout is not None and (spec.layout.block_q % self.block_multiple or spec.layout.block_kv % self.block_multiple):
+            found = f"{spec.layout.block_q} x {spec.layout.block_kv}"
+            reasons.append(f"the layout's blocks are {found}, it takes multiples of {self.block_multiple}")
         has_backward = bool(spec.grads) and self.gradients
         if spec.grads and not self.gradients:
             reasons.append(f"a gradient of {', '.join(spec.grads)} is asked for, it has no backward")
@@ -129,6 +143,11 @@ class Capabilities:
                 only_forward = " with a gradient, only without" if feature in self.forward else ""
                 reasons.append(f"{feature} ({FEATURES[feature]}) is not supported{only_forward}")
         return reasons
+
+    def nearest_head_dim(self, dim: int) -> int:
+        """The claimed head dim that is nearest to this one; the next larger one where there is a choice."""
+        smallest, largest = self.head_dims
+        return min(max(-(-dim // self.head_dim_multiple) * self.head_dim_multiple, smallest), largest)
 
 
 def _frozen(name: str, claims: object, kind: type) -> frozenset[object]:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import attnzoo
-from attnzoo.cli import main
+from attnzoo.cli import info, main
 from attnzoo.cli.output import Format, Section, show
 
 
@@ -124,6 +124,11 @@ def test_info_reports_versions_devices_backends_and_plugins(cli) -> None:
     assert naive["here"].startswith("runs on ")
     assert data["plugins"][0]["distribution"] == "attnzoo"
     assert data["failures"] == {}
+
+
+@pytest.mark.parametrize(("most", "multiples", "shown"), [(128, 32, "64 to 128 by 32"), (128, 1, "64 to 128"), (2**31, 1, "from 64")])
+def test_info_shows_the_head_dims_in_a_few_words(most, multiples, shown) -> None:
+    assert info._cell({"least": 64, "most": most, "multiples_of": multiples}) == shown
 
 
 def test_info_shows_every_load_error(installed: Distribution) -> None:

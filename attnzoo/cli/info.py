@@ -80,7 +80,7 @@ def describe_backend(registry: Registry, name: str) -> dict[str, Any]:
         "state": "loaded",
         "devices": sorted(claims.devices) or ["any"],
         "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in claims.dtypes),
-        "head_dims": dict(zip(("least", "most"), claims.head_dims)),
+        "head_dims": {**dict(zip(("least", "most"), claims.head_dims)), "multiples_of": claims.head_dim_multiple},
         "forward": sorted(claims.forward),
         "backward": sorted(claims.backward),
         "here": _runs_here(backend),
@@ -135,5 +135,6 @@ def _cell(value: object) -> str:
     if isinstance(value, list):
         return ", ".join(map(str, value))
     if isinstance(value, dict):
-        return f"{value['least']} to {value['most']}" if value["most"] < 2**31 else f"from {value['least']}"
+        dims = f"{value['least']} to {value['most']}" if value["most"] < 2**31 else f"from {value['least']}"
+        return dims if value["multiples_of"] == 1 else f"{dims} by {value['multiples_of']}"
     return str(value)

@@ -156,9 +156,19 @@ def _passes(subject: Subject, case: Case, device: torch.device, *, without_grads
 
 
 def judged_problem(subject: Subject, case: Case, device: str | torch.device) -> Problem:
-    """The case's; of a required one in a dtype that the backend claims."""
-    dtypes = subject.claims_on(device).dtypes
-    claimed = [dtype for dtype in ("float32", *DTYPES) if any(str(d) == f"torch.{dtype}" for d in dtypes)]
-    if not case.required or case.problem.dtype in claimed or not claimed:
-        return case.problem
-    return replace(case.problem, dtype=claimed[0])
+    """The case's; of a required one in a dtype and, where the result is judged, with head dims that the backend claims."""
+    claims = subject.claims_on(device)
+    claimed = [dtype for dtype in ("float32", *DTYPES) if any(str(d) == f"torch.{dtype}" for d in claims.dtypes)]
+    problem = case.problem
+    if not case.required:
+        return problem
+    if claimed and problem.dtype not in claimed:
+        problem = replace(problem, dtype=claimed[0])
+    if not case.judges_result:
+        return problem
+    dims = [claims.nearest_head_dim(dim) for dim in (problem.head_dim, problem.v_dim)]
+    if problem.value_dim is None:
+        return replace(problem, head_dim=dims[0])
+    if dims[0] == dims[1] and problem.v_dim != problem.head_dim:  # they are to differ
+        dims[1] = next(dim for dim in reversed(claims.head_dims) if dim != dims[0] or len(set(claims.head_dims)) == 1)
+    return replace(problem, head_dim=dims[0], value_dim=dims[1])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -126,11 +127,17 @@ def claimed_dtypes(claims: Capabilities, dtypes: Sequence[str]) -> tuple[str, ..
 def claimed_problems(claims: Capabilities, dtypes: tuple[str, ...]) -> st.SearchStrategy[Problem]:
     """Problems within what is claimed; where more is claimed without gradients than with them, half have none."""
     forward, backward = ALL_FEATURES & claims.forward, ALL_FEATURES & claims.forward & claims.backward
-    dims = (claims.head_dims[0], min(128, claims.head_dims[1]))
-    trained = problems(features=backward | (ALL_FEATURES & claims.backward & {"bias_grad"}), dtypes=dtypes, head_dims=dims)
+    drawn = partial(
+        problems,
+        dtypes=dtypes,
+        head_dims=(claims.head_dims[0], min(128, claims.head_dims[1])),
+        head_dim_multiple=claims.head_dim_multiple,
+        block_multiple=claims.block_multiple,
+    )
+    trained = drawn(features=backward | (ALL_FEATURES & claims.backward & {"bias_grad"}))
     if forward == backward and claims.gradients:
         return trained
-    alone = problems(features=forward, dtypes=dtypes, head_dims=dims, has_grads=False)
+    alone = drawn(features=forward, has_grads=False)
     return st.one_of(trained, alone) if claims.gradients else alone
 
 
@@ -156,7 +163,7 @@ def _claimed_part(claims: Capabilities, dtypes: tuple[str, ...], variant: Mappin
     part["group"] = variant["group"] if "grouped_heads" in features else "1"
     part["value_dim"] = variant["value_dim"] if "value_dim" in features else "same"
     part["dtype"] = variant["dtype"] if variant["dtype"] in dtypes else dtypes[VARIANTS.index(dict(variant)) % len(dtypes)]
-    part["head_dim"] = str(min(max(int(variant["head_dim"]), claims.head_dims[0]), claims.head_dims[1]))
+    part["head_dim"] = str(claims.nearest_head_dim(int(variant["head_dim"])))
     return part
 
 

@@ -16,6 +16,7 @@ LENGTHS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 80, 97, 127
 LONG = ((513, 513), (8, 1030), (97, 1030), (1030, 65))
 WIDE = ((1, 4), (1, 8), (9, 1), (9, 2))
 HEAD_DIMS = (1, 2, 5, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 120, 128)
+BLOCKS = ((16, 16), (32, 16), (16, 32), (64, 64), (128, 128), (256, 256), (20, 24))
 BOUNDS = (0, 1, 5, 16, 64, 200, 300)
 STORAGES = (
     "contiguous",
@@ -55,11 +56,14 @@ def problems(
     features: frozenset[str] = ALL_FEATURES,
     dtypes: tuple[str, ...] = DTYPES,
     head_dims: tuple[int, int] = (1, 128),
+    head_dim_multiple: int = 1,
+    block_multiple: int = 1,
     has_grads: bool = True,
 ) -> Problem:
     """Problems that need no feature beyond those given; simpler ones come first when shrinking.
 
     Args:
+        head_dims, head_dim_multiple, block_multiple: as in `Capabilities`.
         has_grads: whether inputs may need a gradient.
     """
 
@@ -67,7 +71,8 @@ def problems(
         return feature in features and draw(st.booleans())
 
     dtype = draw(st.sampled_from(dtypes))
-    sizes = _sizes(draw, features, head_dims, dtype)
+    dims = [dim for dim in HEAD_DIMS if head_dims[0] <= dim <= head_dims[1] and dim % head_dim_multiple == 0] or [head_dims[0]]
+    sizes = _sizes(draw, features, dims, dtype)
     is_skewed = sizes["kv_len"] != sizes["q_len"]
     made: dict[str, Any] = {**sizes, "dtype": dtype}
     made |= _band(draw, features, is_skewed)
@@ -80,7 +85,8 @@ def problems(
         kind = draw(st.sampled_from(("documents", "single", "disjoint", "negative", "interleaved", "some_empty")))
         made["segments"] = Segments(kind, storage=draw(st.sampled_from(ID_STORAGES)))
     if wants("layout"):
-        block = draw(st.sampled_from(((16, 16), (32, 16), (16, 32), (64, 64), (128, 128), (256, 256), (20, 24))))
+        multiples = [block for block in BLOCKS if not any(side % block_multiple for side in block)]
+        block = draw(st.sampled_from(multiples or [(block_multiple, block_multiple)]))
         made["layout"] = Blocks(draw(st.sampled_from(tuple(LAYOUTS))), block, draw(st.sampled_from(("11", "b1", "1h", "bh"))))
     if wants("softcap"):
         made["softcap"] = draw(st.sampled_from((0.5, 5.0, 50.0)))
@@ -97,8 +103,7 @@ def problems(
     return Problem(**made, seed=draw(SEEDS))
 
 
-def _sizes(draw: st.DrawFn, features: frozenset[str], head_dims: tuple[int, int], dtype: str) -> dict[str, int]:
-    dims = [dim for dim in HEAD_DIMS if head_dims[0] <= dim <= head_dims[1]] or [head_dims[0]]
+def _sizes(draw: st.DrawFn, features: frozenset[str], dims: list[int], dtype: str) -> dict[str, int]:
     head_dim = draw(st.sampled_from(dims))
     extent = _extent(draw, dtype)
     group = draw(st.sampled_from((1, 2, 3))) if "grouped_heads" in features else 1

@@ -16,6 +16,7 @@ from attnzoo.testing.subject import Refused, Subject
 
 __all__ = ["all_reasons", "claim", "claimed_head_dims", "declaration", "rules_reach_the_result", "unclaimed_device", "unclaimed_dtype"]
 
+TILE = 128  # the largest that kernels commonly want whole
 LARGEST_DIM = 512  # a claim beyond this is taken as "any"
 
 RULES: dict[str, dict[str, object]] = {
@@ -34,19 +35,36 @@ RULES: dict[str, dict[str, object]] = {
 
 
 def claim(subject: Subject, problem: Problem, device: torch.device) -> Outcome | None:
-    """The smallest call that needs a feature: served and right, or refused with UnsupportedError."""
+    """The smallest call that needs a feature, or one of whole tiles: served and right, or refused with UnsupportedError."""
     unclaimed = _unclaimed(subject.claims_on(device), problem)
     try:
         accuracy(subject, problem, device)
     except Refused as refusal:
-        if not unclaimed:
-            raise ConformanceError(
-                f"{subject.name} claims all of {problem.features}, but refuses: {'; '.join(refusal.reasons)}"
-            ) from refusal
-        return Outcome("refused", refusal.reasons)
+        if unclaimed:
+            return Outcome("refused", refusal.reasons)
+        _must_serve(subject, in_whole_tiles(problem), device, refusal.reasons)
     if unclaimed:
         raise ConformanceError(f"{subject.name} doesn't claim {', '.join(unclaimed)}, but served it: claim it or refuse it")
     return None
+
+
+def in_whole_tiles(problem: Problem) -> Problem:
+    """The same problem, so long that lengths, or the blocks of its layout, are whole tiles of 128."""
+    layout = problem.layout
+    times = TILE // (problem.q_len if layout is None else layout.block[0])
+    if layout is not None:
+        layout = replace(layout, block=(layout.block[0] * times, layout.block[1] * times))
+    return replace(problem, q_len=problem.q_len * times, kv_len=problem.k_len * times, layout=layout)
+
+
+def _must_serve(subject: Subject, problem: Problem, device: torch.device, reasons: tuple[str, ...]) -> None:
+    """Raise ConformanceError if this is refused as well; reasons: against the smaller problem."""
+    try:
+        accuracy(subject, problem, device)
+    except Refused as refusal:
+        also = [f"{reason}, in whole tiles too" for reason in refusal.reasons if reason not in reasons]
+        said = f"{subject.name} claims all of {problem.features}, but refuses: {'; '.join([*reasons, *also])}"
+        raise ConformanceError(said) from refusal
 
 
 def _unclaimed(claims: Capabilities, problem: Problem) -> list[str]:
@@ -58,7 +76,8 @@ def _unclaimed(claims: Capabilities, problem: Problem) -> list[str]:
 
 
 def claimed_head_dims(subject: Subject, problem: Problem, device: torch.device) -> Outcome | None:
-    """The smallest and the largest claimed head dim run, forward and backward; the next one on either side is refused."""
+    """The smallest and the largest claimed head dim run, forward and backward; the next one on either side is refused, and so is
+    one between multiples."""
     claims = subject.claims_on(device)
     smallest, largest = claims.head_dims
     if not claims.gradients:
@@ -69,7 +88,8 @@ def claimed_head_dims(subject: Subject, problem: Problem, device: torch.device) 
             accuracy(subject, part, device)
         except Refused as refusal:
             raise ConformanceError(f"{subject.name} claims head dim {dim}, but refuses it: {'; '.join(refusal.reasons)}") from refusal
-    beyond = [dim for dim in (smallest - 1, largest + 1) if 0 < dim <= LARGEST_DIM]
+    between = [smallest + 1] if claims.head_dim_multiple > 1 else []
+    beyond = [dim for dim in (smallest - 1, *between, largest + 1) if 0 < dim <= LARGEST_DIM]
     for dim in beyond:
         _must_refuse(subject, replace(problem, head_dim=dim), device, f"head dim {dim}")
     return None if claims.gradients else Outcome("forward only", ("no gradients are claimed",))
@@ -139,6 +159,9 @@ def _check_part(part: Capabilities, whole: Capabilities, device: str) -> None:
         beyond = getattr(part, name) - getattr(whole, name)
         require(not beyond, f"{name}: claimed on {device}, but not in capabilities: {', '.join(sorted(map(str, beyond)))}")
     require(whole.gradients or not part.gradients, f"gradients are claimed on {device}, but not in capabilities")
+    for name in ("head_dim_multiple", "block_multiple"):
+        of_part, of_whole = getattr(part, name), getattr(whole, name)
+        require(of_part % of_whole == 0, f"{name} on {device} is {of_part}, no multiple of that of capabilities, {of_whole}")
     dims = whole.head_dims[0] <= part.head_dims[0] and part.head_dims[1] <= whole.head_dims[1]
     require(dims, f"head_dims on {device} are {part.head_dims}, beyond those of capabilities, {whole.head_dims}")
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnzoo import AttentionInputs, AttentionSpec, Backend, Capabilities, hookimpl
-from attnzoo_flash_attn.machine import ampere_reasons, band_reasons, dim_reasons, is_installed
+from attnzoo_flash_attn.machine import ROW, ampere_reasons, band_reasons, is_installed
 from attnzoo_flash_attn.tensors import ReadyGradient, ready, window_of
 
 __all__ = ["Fa2"]
@@ -25,13 +25,13 @@ class Fa2(Backend):
         devices=frozenset({"cuda"}),
         dtypes=frozenset({torch.float16, torch.bfloat16}),
         head_dims=(64, 128),
+        head_dim_multiple=ROW,
         forward=frozenset({"causal"}),
         backward=frozenset({"causal"}),
     )
 
     def unsupported_reasons(self, spec: AttentionSpec) -> list[str]:
         reasons = super().unsupported_reasons(spec) + ampere_reasons(spec.device) + band_reasons(spec)
-        reasons += dim_reasons(head_dim=spec.head_dim)
         if not is_installed(EXTENSION):
             reasons.append("flash-attn 2 is not installed: pip install flash-attn")
         return reasons

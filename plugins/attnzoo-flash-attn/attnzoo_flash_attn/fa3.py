@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from attnzoo import AttentionInputs, AttentionSpec, Backend, Capabilities
-from attnzoo_flash_attn.machine import band_reasons, dim_reasons, hopper_reasons, is_installed
+from attnzoo_flash_attn.machine import ROW, band_reasons, hopper_reasons, is_installed
 from attnzoo_flash_attn.tensors import ready
 
 __all__ = ["Fa3"]
@@ -24,13 +24,13 @@ class Fa3(Backend):
         devices=frozenset({"cuda"}),
         dtypes=frozenset({torch.bfloat16}),
         head_dims=(64, 128),
+        head_dim_multiple=ROW,
         forward=frozenset({"causal"}),
         gradients=False,
     )
 
     def unsupported_reasons(self, spec: AttentionSpec) -> list[str]:
         reasons = super().unsupported_reasons(spec) + hopper_reasons(spec.device) + band_reasons(spec)
-        reasons += dim_reasons(head_dim=spec.head_dim)
         if not is_installed(MODULE):
             reasons.append("fa3-fwd is not installed: pip install 'attnzoo-flash-attn[fa3]'")
         return reasons

@@ -9,7 +9,10 @@ import torch
 from attnzoo import AttentionSpec
 from attnzoo.tracing import constant_when_traced
 
-__all__ = ["ampere_reasons", "band_reasons", "dim_reasons", "hopper_reasons", "is_installed"]
+__all__ = ["ROW", "ampere_reasons", "band_reasons", "hopper_reasons", "is_installed"]
+
+ROW = 8
+"""Head dims are multiples of it: rows are copied 16 bytes at a time, 8 elements of half precision."""
 
 
 @constant_when_traced
@@ -44,6 +47,8 @@ def _card(device: torch.device) -> tuple[list[str], tuple[int, int]]:
         return [], (0, 0)  # the capabilities say so
     if not torch.cuda.is_available():
         return [f"the device is {device}, torch sees no CUDA device here"], (0, 0)
+    if (device.index or 0) >= (count := torch.cuda.device_count()):
+        return [f"the device is {device}, this machine has {count} CUDA devices"], (0, 0)
     return [], torch.cuda.get_device_capability(device)
 
 
@@ -52,8 +57,3 @@ def band_reasons(spec: AttentionSpec) -> list[str]:
     if spec.band == (None, None) or spec.q_len <= spec.kv_len:
         return []
     return [f"q has length {spec.q_len} and k {spec.kv_len}, it takes causal and window where q is no longer than k"]
-
-
-def dim_reasons(**dims: int) -> list[str]:
-    """Rows are copied 16 bytes at a time, 8 elements of half precision."""
-    return [f"{name} is {dim}, it takes multiples of 8" for name, dim in dims.items() if dim % 8]

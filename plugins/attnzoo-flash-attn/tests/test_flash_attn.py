@@ -161,8 +161,9 @@ LAYOUT = BlockLayout.from_blocks(torch.ones(2, 2, dtype=torch.bool), block=128).
         ("fa4", "device is cpu", {"device": torch.device("cpu")}),
         ("fa4", "it takes causal and window where q is no longer than k", {"causal": True, "align": "bottom_right", "kv_len": 128}),
         ("fa4", "top_left (", {"causal": True, "align": "top_left", "kv_len": 512}),
-        ("fa4", "head_dim is 20, it takes multiples of 8", {"head_dim": 20}),
-        ("fa4", "blocks are 64 x 128", {"layout": dataclasses.replace(LAYOUT, block_q=64)}),
+        ("fa4", "head_dim is 72, it takes multiples of 32", {"head_dim": 72, "value_dim": 72}),
+        ("fa4", "blocks are 256 x 128, it takes 128 x 128", {"layout": dataclasses.replace(LAYOUT, block_q=256)}),
+        ("fa4", "blocks are 64 x 128, it takes multiples of 128", {"layout": dataclasses.replace(LAYOUT, block_q=64)}),
         ("fa4", "3 partial blocks", {"layout": dataclasses.replace(LAYOUT, partial_blocks=3)}),
         ("fa4", "multiples of 128", {"layout": LAYOUT, "kv_len": 250}),
         ("fa4", "causal or window beside a layout", {"layout": LAYOUT, "causal": True}),
@@ -183,8 +184,17 @@ def test_gradients_come_back_through_flash_attn_2(installed):
     torch.testing.assert_close(found, expected)
 
 
+def test_a_card_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    for name in ("fa2", "fa3", "fa4"):
+        found = attnzoo.get(name).unsupported_reasons(spec(device=torch.device("cuda:7")))
+        assert "the device is cuda:7, this machine has 1 CUDA devices" in found
+
+
 def test_another_card_is_refused(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     assert any("8.0, it takes 9.0" in reason for reason in attnzoo.get("fa4").unsupported_reasons(spec()))
     assert not any("compute capability" in reason for reason in attnzoo.get("fa2").unsupported_reasons(spec()))

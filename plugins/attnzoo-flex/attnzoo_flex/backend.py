@@ -33,6 +33,7 @@ ON_CUDA = Capabilities(  # what has run on a card; more is claimed when the conf
     head_dims=(64, 128),
     forward=frozenset({"causal", "layout"}),
     backward=frozenset({"causal", "layout"}),
+    block_multiple=128,  # blocks are whole tiles of its kernels
 )
 ON_CPU = Capabilities(
     devices=frozenset({"cpu"}),
@@ -106,7 +107,7 @@ class Flex(Backend):
         return {"cpu": ON_CPU, "cuda": ON_CUDA}.get(device, self.capabilities)
 
     def unsupported_reasons(self, spec: AttentionSpec) -> list[str]:
-        return super().unsupported_reasons(spec) + card_reasons(spec.device) + bias_reasons(spec) + layout_reasons(spec)
+        return super().unsupported_reasons(spec) + card_reasons(spec.device) + bias_reasons(spec)
 
     def attend(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         return run(spec, inputs, "inductor")
@@ -137,13 +138,3 @@ def bias_reasons(spec: AttentionSpec) -> list[str]:
     if spec.bias is None or not spec.return_lse:
         return []
     return ["bias and return_lse: FlexAttention's lse is to the base 2, where a bias near the lowest number overflows; ask for one of them"]
-
-
-def layout_reasons(spec: AttentionSpec) -> list[str]:
-    """FlexAttention's blocks are whole tiles of its kernels."""
-    if spec.layout is None or spec.device.type != "cuda":
-        return []
-    blocks = (spec.layout.block_q, spec.layout.block_kv)
-    if all(block % 128 == 0 for block in blocks):
-        return []
-    return [f"the layout's blocks are {blocks[0]} x {blocks[1]}, it takes multiples of 128"]

@@ -170,6 +170,14 @@ def run_backward(case: Case, spec: AttentionSpec, q: Tensor, k: Tensor, v: Tenso
     return grad_o, grad_lse, grads, runs
 
 
+def kernels_of(spec: AttentionSpec, *, backward: bool) -> set[str]:
+    """What tells apart the main kernels of a call, but for the dtype: tile, columns and constants."""
+    from attnzoo.backends.hopper import launch
+
+    plans = [launch.forward_plan(spec)] + [launch.backward_plan(spec)] * backward
+    return {repr((plan.variant[0], *plan.variant[3:], plan.seconds)) for plan in plans}
+
+
 LIMITS = {BF16: (4e-3, 7e-3), FP16: (5e-4, 1e-3)}  # relative error in norm, forward and backward
 
 
@@ -205,7 +213,7 @@ def check(case: Case) -> dict[str, Any]:
         limit = {"o": forward_limit, "lse": 1e-3}.get(name, backward_limit)
         if not error <= limit:
             bad.append(f"{name} {error:.2e} > {limit:.0e}")
-    return {"case": case.name, "errors": errors, "bad": bad}
+    return {"case": case.name, "errors": errors, "bad": bad, "kernels": sorted(kernels_of(spec, backward=case.backward))}
 
 
 def check_in_process(case: Case) -> dict[str, Any]:
@@ -317,6 +325,13 @@ def time_case(case: Case, rounds: int, ms: int, peers: list[str]) -> dict[str, A
     return row | {name: round(flops / statistics.median(t) / 1e9, 1) for name, t in times.items()}
 
 
+def with_kernels_apart(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The rows, and once each the kernels of those that are right."""
+    right = {kernel for row in rows if is_right(row) for kernel in row.get("kernels", ())}
+    bare = [{name: value for name, value in row.items() if name != "kernels"} for row in rows]
+    return {"rows": bare, **({"kernels": sorted(right)} if right else {})}
+
+
 def is_right(row: dict[str, Any]) -> bool:
     return not (row.get("bad") or row.get("changed") or row.get("dq_far"))
 
@@ -357,17 +372,17 @@ def main() -> int:
         rows = []
         for case in repeat_cases():
             rows.append(repeat(case, args.times))
-            print(rows[-1], flush=True)
+            print({name: value for name, value in rows[-1].items() if name != "kernels"}, flush=True)
     if args.json is None and "OUT" in os.environ:
         args.json = Path(os.environ["OUT"], f"hopper_{args.what}{'_backward' if args.backward else ''}.json")
     if args.json:
         machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": version("triton")}
-        args.json.write_text(json.dumps({**machine, "command": sys.argv, "rows": rows}, indent=1, default=str))
+        args.json.write_text(json.dumps({**machine, "command": sys.argv, **with_kernels_apart(rows)}, indent=1, default=str))
     return 0 if all(map(is_right, rows)) else 1
 
 
 def repeat_cases() -> list[Case]:
-    """A ragged problem for each schedule that has barriers of its own."""
+    """A ragged problem for each schedule that has barriers of its own: consumers, turns, blocks of their own, Q buffers, CTAs an SM."""
     causal, full = dict(q_len=1111, kv_len=1111, causal=True), dict(q_len=1111, kv_len=1280)
     return [
         *[Case(f"{head_dim} causal", 2, 20, 5, head_dim=head_dim, **causal) for head_dim in (64, 128)],
@@ -376,6 +391,12 @@ def repeat_cases() -> list[Case]:
         *[Case(f"{head_dim} full", 2, 20, 5, head_dim=head_dim, backward=False, **full) for head_dim in (96, 192, 256)],
         Case("192 long causal", 1, 20, 5, 2111, 2111, head_dim=192, causal=True, backward=False),
         Case("64 long causal", 1, 20, 5, 4111, 4111, head_dim=64, causal=True),
+        Case("64 wide window", 1, 20, 5, 4111, 4111, head_dim=64, window=(2000, 0), backward=False),
+        Case("96 wide window", 1, 20, 5, 2111, 2111, head_dim=96, window=(1000, 0), backward=False),
+        Case("256 causal", 2, 20, 5, 1111, 1111, head_dim=256, causal=True, backward=False),
+        *[Case(f"{head_dim} short causal", 2, 20, 5, 500, 500, head_dim=head_dim, causal=True) for head_dim in (96, 128)],
+        Case("192 short causal", 2, 20, 5, 500, 500, head_dim=192, causal=True, backward=False),
+        Case("128 window", 2, 20, 5, 1111, 1111, head_dim=128, window=(128, 0)),
     ]
 
 
@@ -394,7 +415,8 @@ def repeat(case: Case, times: int) -> dict[str, Any]:
             launch()
         changed += not all(torch.equal(a, b) for a, b in zip(first, fixed))
         far += not relative(dq, first_dq) <= 1e-3
-    return {"case": case.name, "times": times, "changed": changed, "dq_far": far}
+    kernels = sorted(kernels_of(spec, backward=case.backward))
+    return {"case": case.name, "times": times, "changed": changed, "dq_far": far, "kernels": kernels}
 
 
 if __name__ == "__main__":

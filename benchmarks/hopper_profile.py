@@ -1,9 +1,9 @@
 """What binds the attention kernels of a Hopper card: Nsight Compute's counters of one call, ours beside the peers'.
 
-    python benchmarks/hopper_profile.py measure --output results.json [--backend fa4] [CASE...]    needs ncu and its counters
+    python benchmarks/hopper_profile.py measure --output results.json [--only fa4] [CASE...]    needs ncu and its counters
 
-`run CASE...` is what `measure` puts under ncu, a process for each backend. A call has one kernel or several; the one that takes
-longest is kept. Clocks are left as they are, so cycles are compared and times are not.
+`run CASE...` is what `measure` puts under ncu, a process for each contender, and calls as `hopper_compare.py` does. A call has one
+kernel or several; the one that takes longest is kept. Clocks are left as they are, so cycles are compared and times are not.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from io_cases import Case
-from io_gpu import prepared_of
+import torch
+from hopper_compare import cell_runs, cells
 from ncu import count_kernels, under_ncu
 
 from attnzoo.bench.machine import describe
-from attnzoo.bench.workload import Workload
 
 METRICS = {
     "sm__cycles_elapsed.max": "cycles",
@@ -59,48 +58,42 @@ METRICS = {
 }
 """Metric -> our name for it. Stalls are warps per issue slot in which one was issued."""
 CYCLES = frozenset({"sm__cycles_elapsed.max"})
-BACKENDS = ("flash", "fa3", "fa4")
-
-
-def square(head_dim: int, length: int, direction: str, *, causal: bool = False) -> Workload:
-    """As in the peers' table: 16384 tokens, 2048 channels or as near as it goes."""
-    heads = max(1, 2048 // head_dim)
-    sizes = (16384 // length, heads, heads, length, length, head_dim)
-    return Workload(*sizes, "bfloat16", causal=causal, direction=direction, device="cuda")
-
-
-WORKLOADS = {
-    f"{direction} d{head_dim} {'causal' if causal else 'full'} {length}": square(head_dim, length, direction, causal=causal)
-    for direction, head_dim, causal, length in (
-        ("forward", 64, False, 8192),
-        ("forward", 64, True, 8192),
-        ("forward", 128, False, 8192),
-        ("forward", 128, True, 8192),
-        ("forward", 192, False, 8192),
-        ("forward", 256, False, 512),
-        ("backward", 64, True, 8192),
-        ("backward", 128, False, 8192),
-        ("backward", 128, True, 8192),
-    )
-}
-CASES = {
-    f"{backend}: {name}": Case(backend, workload)
-    for backend in BACKENDS
-    for name, workload in WORKLOADS.items()
-    if backend == "flash" or (workload.head_dim <= 128 and (backend == "fa4" or workload.direction == "forward"))
-}
+CONTENDERS = ("ours", "fa3", "fa4")
+PROFILED = (
+    ("forward", "table d64 32/32 full s8192"),
+    ("forward", "table d64 32/32 causal s8192"),
+    ("forward", "table d128 16/16 full s8192"),
+    ("forward", "table d128 16/16 causal s8192"),
+    ("forward", "dims d192 10/10 full s8192"),
+    ("forward", "dims d256 8/8 full s512"),
+    ("forward", "grouped d128 64/8 full s32768"),
+    ("forward", "window d128 16/16 window 128 s8192"),
+    ("backward", "table d64 32/32 full s8192"),
+    ("backward", "table d64 32/32 causal s8192"),
+    ("backward", "table d128 16/16 full s8192"),
+    ("backward", "table d128 16/16 causal s8192"),
+)
+"""Pass and cell of `hopper_compare.py`: those that fall short of a target, and the like that don't."""
+CELLS = {cell.name: cell for cell in cells()}
+CASES = {f"{who}: {kind} {name}": (who, kind, CELLS[name]) for who in CONTENDERS for kind, name in PROFILED}
 
 
 def run(names: list[str]) -> None:
     """What ncu looks at."""
     for name in names:
-        count_kernels(prepared_of(CASES[name]).call())
+        who, kind, cell = CASES[name]
+        forward, backward, reasons = cell_runs(cell, [who], checked=False)
+        runs = forward if kind == "forward" else backward
+        count_kernels(runs.get(who, lambda: None))  # one that can't run it leaves its mark alone
+        if who not in runs:
+            print(f"{name}: {reasons.get(who, 'it has no backward')}", flush=True)
+        torch.cuda.empty_cache()
 
 
 def measure(names: list[str], seconds: float) -> Iterator[tuple[str, Any]]:
     """Case -> the counters of its longest kernel, or why there are none."""
-    for backend in BACKENDS:
-        group = [name for name in CASES if CASES[name].backend == backend and (not names or name in names)]
+    for contender in CONTENDERS:
+        group = [name for name in CASES if CASES[name][0] == contender and (not names or name in names)]
         kernels, problem = under_ncu(Path(__file__), group, METRICS, CYCLES, seconds) if group else ([], "")
         for place, name in enumerate(group):
             found = kernels[place] if place < len(kernels) else []
@@ -111,9 +104,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=("measure", "run"))
     parser.add_argument("cases", nargs="*")
-    parser.add_argument("--backend", choices=BACKENDS, help="all cases of this one alone")
+    parser.add_argument("--only", choices=CONTENDERS, help="all cases of this one alone")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for the cases of one backend under ncu")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds for the cases of one contender under ncu")
     asked = parser.parse_intermixed_args()  # cases behind an option too
     unknown = sorted(set(asked.cases) - CASES.keys())
     if unknown:
@@ -122,8 +115,8 @@ def main() -> None:
         run(asked.cases)
         return
     results: dict[str, Any] = {"machine": describe("cuda"), "kernels": {}}
-    of_backend = [name for name, case in CASES.items() if case.backend == asked.backend]
-    for name, counters in measure([*asked.cases, *of_backend], asked.timeout):
+    of_one = [name for name, (contender, *_) in CASES.items() if contender == asked.only]
+    for name, counters in measure([*asked.cases, *of_one], asked.timeout):
         results["kernels"][name] = counters
         print(name, json.dumps(counters), flush=True)
         if asked.output:

@@ -28,7 +28,9 @@ TITLES = {
     ("table", "forward"): "Multi-head, forward",
     ("table", "backward"): "Multi-head, backward",
     ("grouped", "forward"): "64 query heads on 8 key heads, B = 2, forward",
+    ("grouped", "backward"): "64 query heads on 8 key heads, B = 2, backward",
     ("window", "forward"): "Sliding windows, forward",
+    ("window", "backward"): "Sliding windows, backward",
     ("dims", "forward"): "Other head dims, forward",
     ("dims", "backward"): "Other head dims, backward",
 }

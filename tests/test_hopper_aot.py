@@ -8,12 +8,11 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Hashable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from compiled import compile_all, needs_triton
 from hopper_aot import VARIANTS, spec_of
 
@@ -33,6 +32,8 @@ SCRIPT = Path(__file__).with_name("hopper_aot.py")
 PAGE = Path(__file__).parents[1] / "docs" / "hopper.md"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "h200"
 SHARED_BYTES = 227 * 1024
+
+Kernels = Callable[[AttentionSpec], set[str]]
 
 
 # One process a line.
@@ -179,12 +180,13 @@ def test_counts_follow_a_changed_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     assert forward_counts(128, "causal")["HGMMA"] > forward_counts(128, "dense")["HGMMA"]
 
 
-def kernels(spec: AttentionSpec) -> set[Hashable]:
-    """What tells apart the forward and the backward of a call, but for the dtype."""
-    from attnzoo.backends.hopper import launch
-
-    plans = [launch.forward_plan(spec)] + [launch.backward_plan(spec)] * (spec.head_dim <= support.BACKWARD_HEAD_DIM)
-    return {(plan.variant[0], *plan.variant[3:], plan.seconds) for plan in plans}
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
+    """The kernels that a call gets, as `hopper_gpu.py` writes them down."""
+    monkeypatch.syspath_prepend(str(PAGE.parents[1] / "benchmarks"))
+    module = importlib.import_module("hopper_gpu")
+    monkeypatch.delitem(sys.modules, "hopper_gpu")  # other tests find nothing of it
+    return lambda spec: module.kernels_of(spec, backward=spec.head_dim <= support.BACKWARD_HEAD_DIM)
 
 
 def calls(head_dim: int) -> dict[str, AttentionSpec]:
@@ -206,7 +208,7 @@ def calls(head_dim: int) -> dict[str, AttentionSpec]:
 
 @needs_triton
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
-def test_every_kernel_that_a_call_can_get_is_compiled(head_dim: int) -> None:
+def test_every_kernel_that_a_call_can_get_is_compiled(head_dim: int, kernels: Kernels) -> None:
     compiled = {each for name in COMPILED for each in kernels(spec_of(int(name.split("-")[1]), **VARIANTS[name.split("-")[2]]))}
     left_out = [name for name, spec in calls(head_dim).items() if not kernels(spec) <= compiled]
     assert not left_out, f"no name in PROCESSES stands for the kernels of {left_out[:3]}"
@@ -214,28 +216,27 @@ def test_every_kernel_that_a_call_can_get_is_compiled(head_dim: int) -> None:
 
 @needs_triton
 @pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
-def test_every_kernel_that_a_call_can_get_was_right_on_a_card(head_dim: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The committed results name the cases that were: `hopper_gpu.py check` against float64, `repeat` bit by bit."""
-    monkeypatch.syspath_prepend(str(PAGE.parents[1] / "benchmarks"))
-    cases = importlib.import_module("hopper_gpu")
-    monkeypatch.delitem(sys.modules, "hopper_gpu")  # other tests find nothing of it
-    right = set()
-    for what, known in (("check", cases.check_cases()), ("repeat", cases.repeat_cases())):
-        rows = json.loads((RESULTS / f"hopper_{what}.json").read_text(encoding="utf-8"))["rows"]
-        names = {row["case"] for row in rows if not (row.get("bad") or row.get("changed") or row.get("dq_far"))}
-        for case in known:
-            if case.name in names:
-                q, k, v = [
-                    torch.empty(case.batch, heads, length, dim)
-                    for heads, length, dim in (
-                        (case.q_heads, case.q_len, case.head_dim),
-                        (case.kv_heads, case.kv_len, case.head_dim),
-                        (case.kv_heads, case.kv_len, case.value_dim or case.head_dim),
-                    )
-                ]
-                right |= kernels(case.spec(q, k, v))
+def test_every_kernel_that_a_call_can_get_was_right_on_a_card(head_dim: int, kernels: Kernels) -> None:
+    """The committed results hold those that were: `hopper_gpu.py check` against float64, `repeat` bit by bit."""
+    right = {
+        each
+        for what in ("check", "repeat")
+        for each in json.loads((RESULTS / f"hopper_{what}.json").read_text(encoding="utf-8"))["kernels"]
+    }
     not_run = [name for name, spec in calls(head_dim).items() if not kernels(spec) <= right]
-    assert not not_run, f"no card has run the kernels of {not_run[:3]}"
+    assert not not_run, f"no card has run the kernels of {not_run[:3]}: {sorted(kernels(calls(head_dim)[not_run[0]]) - right)}"
+
+
+@needs_triton
+def test_a_changed_tile_was_right_on_no_card(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = json.loads((RESULTS / "hopper_check.json").read_text(encoding="utf-8"))["kernels"]
+    launch = importlib.import_module("attnzoo.backends.hopper.launch")
+    spec = spec_of(128, causal=True)
+    assert kernels(spec) <= set(right)
+    monkeypatch.setattr(launch, "forward_tile_of", lambda _: ForwardTile(64, 2, 3, 3))
+    launch.forward_plan.cache_clear()
+    assert not kernels(spec) <= set(right)
+    launch.forward_plan.cache_clear()
 
 
 def test_the_page_compiles_what_it_says() -> None:
@@ -253,13 +254,19 @@ def test_the_page_compiles_what_it_says() -> None:
         (forward_tile(128, is_masked=True), dict(consumers=4), "consumers is 4, it takes 2 or 3"),
         (forward_tile(128, is_masked=True), dict(consumers=3), "ping_pong is for 2 consumers that compute the same blocks"),
         (forward_tile(128, is_masked=True), dict(own_blocks=True), "ping_pong is for 2 consumers that compute the same blocks"),
-        (forward_tile(128, is_masked=True), dict(stages=5), "stages is 5, it takes at most 4"),
-        (forward_tile(128, is_masked=True), dict(v_stages=5), "v_stages is 5, it takes at most 4"),
+        (forward_tile(128, is_masked=True), dict(stages=5), "stages is 5, it takes 1 to 4"),
+        (forward_tile(128, is_masked=True), dict(v_stages=5), "v_stages is 5, it takes 1 to 4"),
+        (forward_tile(128, is_masked=True), dict(stages=0), "stages is 0, it takes 1 to 4"),
+        (forward_tile(128, is_masked=True), dict(q_slots=3), "q_slots is 3, it takes 1 or 2"),
+        (forward_tile(128, is_masked=True), dict(ctas=0), "ctas is 0, it takes 1 or 2"),
+        (forward_tile(128, is_masked=True), dict(block_kv=96), "block_kv is 96, it takes 64, 128 or 256"),
         (forward_tile(128, is_masked=True), dict(ctas=2), "129024 registers, a multiprocessor has 65536"),
         (forward_tile(64, is_masked=False, keys=8192), dict(consumer_registers=240), "95232 registers, a multiprocessor has 65536"),
         (forward_tile(128, is_masked=True), dict(consumer_registers=225), "registers are 225 and 24, it takes multiples of 8"),
-        (backward_tile(64), dict(stages=3), "stages is 3, it takes at most 2"),
-        (backward_tile(64), dict(block_q=256), "block_q is 256, it takes at most 128"),
+        (backward_tile(64), dict(stages=3), "stages is 3, it takes 1 or 2"),
+        (backward_tile(64), dict(block_q=256), "block_q is 256, it takes 64 or 128"),
+        (backward_tile(64), dict(block_q=32), "block_q is 32, it takes 64 or 128"),
+        (backward_tile(64), dict(block_kv=64), "block_kv is 64, it takes 128"),
         (backward_tile(64), dict(consumer_registers=248), "66560 registers, a multiprocessor has 65536"),
     ],
 )

@@ -62,9 +62,12 @@ class ForwardTile:
 
     def __post_init__(self) -> None:
         rules = {
+            f"block_kv is {self.block_kv}, it takes 64, 128 or 256": self.block_kv in (64, 128, 256),
             f"consumers is {self.consumers}, it takes 2 or 3": self.consumers in (2, 3),
-            f"stages is {self.stages}, it takes at most {MOST_STAGES}": self.stages <= MOST_STAGES,
-            f"v_stages is {self.v_stages}, it takes at most {MOST_STAGES}": self.v_stages <= MOST_STAGES,
+            f"stages is {self.stages}, it takes 1 to {MOST_STAGES}": 1 <= self.stages <= MOST_STAGES,
+            f"v_stages is {self.v_stages}, it takes 1 to {MOST_STAGES}": 1 <= self.v_stages <= MOST_STAGES,
+            f"q_slots is {self.q_slots}, it takes 1 or 2": self.q_slots in (1, 2),
+            f"ctas is {self.ctas}, it takes 1 or 2": self.ctas in (1, 2),
             "ping_pong is for 2 consumers that compute the same blocks": not self.ping_pong
             or (self.consumers == 2 and not self.own_blocks),
         }
@@ -98,8 +101,9 @@ class BackwardTile:
 
     def __post_init__(self) -> None:
         rules = {
-            f"stages is {self.stages}, it takes at most 2": self.stages <= 2,
-            f"block_q is {self.block_q}, it takes at most {MOST_QUERIES}": self.block_q <= MOST_QUERIES,
+            f"stages is {self.stages}, it takes 1 or 2": self.stages in (1, 2),
+            f"block_q is {self.block_q}, it takes 64 or {MOST_QUERIES}": self.block_q in (64, MOST_QUERIES),
+            f"block_kv is {self.block_kv}, it takes 128": self.block_kv == 128,
         }
         _demand(rules | _registers_fit(2, 1, self.consumer_registers, self.producer_registers), self)
 

@@ -14,7 +14,8 @@ def merge(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Combine results of `attention(..., return_lse=True)` over disjoint keys. Differentiable.
 
     Accumulates in fp32 (fp64 for fp64). At most one part may carry sinks; parts with dropout don't add up to
-    the undivided call. Rows that are empty in every part give 0 and -inf.
+    the undivided call. Rows that are empty in every part give 0 and -inf. An lse is fp32: beyond 1e8, as under a bias of
+    finfo.min, it no longer says how many keys a part saw, and parts count alike.
 
     Args:
         parts: `(o, lse)` pairs, `o (B, H, Sq, Dv)` of one dtype, `lse (B, H, Sq)`.

@@ -187,6 +187,22 @@ def test_bias_of_the_lowest_number_gives_the_mean() -> None:
 
 
 @interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("q_len", [1, 4])
+def test_bias_of_the_lowest_number_over_split_keys(q_len: int, dtype: torch.dtype) -> None:
+    """Each share counts by the keys that it saw, of which the first has a few: their number is lost in an lse of finfo.min."""
+    mask = torch.ones(1, 1, 1, 300, dtype=torch.bool)
+    mask[..., 1:80] = False
+    bias = torch.full((1, 1, q_len, 300), torch.finfo(torch.float32).min, dtype=torch.float64)
+    if dtype == torch.float32:
+        assert_matches_naive(qkv(q_len=q_len, kv_len=300), mask=mask, bias=bias)
+        return
+    q, k, v = [tensor.to(dtype) for tensor in qkv(q_len=q_len, kv_len=300)]
+    o, _ = Flash().attend(*described(q, k, v, mask=mask, bias=bias.float()))
+    assert (o - v[:, :, mask[0, 0, 0]].mean(2, keepdim=True)).abs().max() < 1e-3
+
+
+@interpreted
 @pytest.mark.parametrize("scale", [1e-50, 1e-42, 3e38, 1e39])
 def test_scales_at_the_ends_of_fp32(scale: float) -> None:
     """A score of -inf times a scale that became 0, or 0 times one that became infinite, is not a number."""

@@ -67,6 +67,7 @@ BIASES: dict[str, Callable[[Shape, torch.Generator, float, torch.dtype], Tensor]
     "minus_inf_prefix": lambda shape, rng, size, dtype: torch.zeros(shape).masked_fill(_keys(shape) < size, -torch.inf),
     "min": lambda shape, rng, size, dtype: _least(_normal(shape, rng), _uniform(shape, rng) < 0.3, dtype),
     "min_rows": lambda shape, rng, size, dtype: _least(_normal(shape, rng), _queries(shape) % 3 == 1, dtype),
+    "min_all": lambda shape, rng, size, dtype: torch.full(shape, torch.finfo(dtype).min),
     "min_prefix": lambda shape, rng, size, dtype: _least(torch.zeros(shape), _keys(shape) < size, dtype),
 }
 """Kind -> maker of a float table; `dtype` is the one that it will have."""

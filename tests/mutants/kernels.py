@@ -153,6 +153,14 @@ KERNEL_MUTANTS = (
         "T10-length-33-full-fp32",
     ),
     KernelMutant(
+        "SharesByTheirLse",
+        "Shares of the keys are weighed by an lse, which under finfo.min no longer says how many keys each saw.",
+        "combine.py",
+        "    weights = part_sum * exp_above(part_max, pivot, 1.0, FOLDED)\n",
+        "    part_lse = log_sum_exp(part_max, part_sum, FOLDED)\n    weights = tl.exp(part_lse - tl.max(part_lse, 0))\n",
+        "T01-min-over-padded-keys-one-query-fp32",
+    ),
+    KernelMutant(
         "SumNotRescaled",
         "The sum of a row is not rescaled when its maximum rises.",
         "steps.py",

@@ -41,12 +41,12 @@ def forward(spec: AttentionSpec, inputs: AttentionInputs, o: Tensor) -> tuple[Te
             return o, lse
         tile, splits = plan
         if splits == 1:
-            split_forward(problem, tile, 1, o[None], lse[None])
+            split_forward(problem, tile, 1, o[None], lse[None], None)
             return o, lse
         parts = torch.empty(splits, spec.batch, spec.q_heads, spec.q_len, spec.value_dim, dtype=torch.float32, device=spec.device)
-        part_lse = torch.empty(splits, *lse.shape, dtype=torch.float32, device=spec.device)
-        split_forward(problem, tile, splits, parts, part_lse)
-        combine(problem, parts, part_lse, o, lse)
+        maxima, sums = torch.empty(2, splits, *lse.shape, dtype=torch.float32, device=spec.device)
+        split_forward(problem, tile, splits, parts, maxima, sums)
+        combine(problem, parts, maxima, sums, o, lse)
     return o, lse
 
 

@@ -20,6 +20,7 @@ def split_kernel(
     v,
     o,
     lse_ptr,
+    sum_ptr,
     mask,
     bias,
     segments,
@@ -42,8 +43,9 @@ def split_kernel(
     """The forward over one of `splits` shares of the keys, each key read once for all heads of its group.
 
     The rows of a tile are queries times the heads of a group, heads running faster, so that its loads, sinks and stores are
-    its own. Tensors: as in the forward, but o `(splits, B, Hq, Sq, Dv)` and lse `(splits, B, Hq, Sq)`, which are the
-    result itself if splits is 1.
+    its own. Tensors: as in the forward, but o `(splits, B, Hq, Sq, Dv)`. Where sum_ptr is None, splits is 1, and these are the
+    result itself; else a share's maximum and sum are kept apart, `(splits, B, Hq, Sq)` each, the maximum in place of the lse,
+    which near finfo.min no longer tells one key from a thousand.
     """
     BLOCK_D: tl.constexpr = padded(HEAD_DIM, VALUE_DIM)
     BLOCK_DV: tl.constexpr = padded(VALUE_DIM, HEAD_DIM)
@@ -118,7 +120,11 @@ def split_kernel(
     o_rows = o_ptr + split * o_split + batch * o_batch + heads * o_head + queries.to(tl.int64) * o_row
     tl.store(o_rows[:, None] + value_dims, acc.to(o_ptr.dtype.element_ty), mask=in_range[:, None] & (value_dims < VALUE_DIM))
     lse_rows = ((split * batches + batch) * q_heads + heads) * q_len + queries
-    tl.store(lse_ptr + lse_rows, log_sum_exp(m_i, l_i, FOLDED), mask=in_range)
+    if sum_ptr is None:
+        tl.store(lse_ptr + lse_rows, log_sum_exp(m_i, l_i, FOLDED), mask=in_range)
+    else:
+        tl.store(lse_ptr + lse_rows, m_i, mask=in_range)
+        tl.store(sum_ptr + lse_rows, l_i, mask=in_range)
 
 
 KERNEL = Kernel(split_kernel)
@@ -132,8 +138,11 @@ def plan(facts: Facts, tile: Tile, splits: int) -> Plan:
     return facts.new_plan(KERNEL, tile, constants, facts.sizes(1, spec.q_heads), programs, splits == 1)
 
 
-def split_forward(problem: Problem, tile: Tile, splits: int, o: Tensor, lse: Tensor) -> None:
-    """Fill `o` `(splits, B, Hq, Sq, Dv)`, fp32 unless splits is 1, and `lse` `(splits, B, Hq, Sq)`."""
+def split_forward(problem: Problem, tile: Tile, splits: int, o: Tensor, lse: Tensor, sums: Tensor | None) -> None:
+    """Fill `o` `(splits, B, Hq, Sq, Dv)` and `lse` `(splits, B, Hq, Sq)` if splits is 1, which has no sums.
+
+    Else the shares, in fp32: `o` of each, and in place of its lse a maximum, which combine understands, with the sum that goes with it.
+    """
     facts, o_rows = problem.facts, (o, *o.stride()[:4])
     planned = facts.plan(plan, tile, splits)
     arguments = (
@@ -142,6 +151,7 @@ def split_forward(problem: Problem, tile: Tile, splits: int, o: Tensor, lse: Ten
         problem.v,
         o_rows,
         lse,
+        sums,
         problem.mask,
         problem.bias,
         problem.segments,

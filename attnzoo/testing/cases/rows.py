@@ -91,6 +91,26 @@ CASES = [
         )
     ],
     *[
+        Case("T01", f"mean-of-values-over-many-keys-{short_dtype(dtype)}", problem, check="mean_of_values")
+        for dtype in DTYPES
+        for problem in (Problem(q_len=5, kv_len=1030, dtype=dtype, bias=Table("min_rows", dtype="float32"), grads=WITH_BIAS),)
+    ],
+    *[  # keys that are cut into shares, of which padding leaves each another number
+        Case("T01", f"min-over-padded-keys-{name}-{short_dtype(dtype)}", _in(dtype, problem))
+        for name, problem in (
+            ("one-query", Problem(q_len=1, kv_len=1030, mask=Table("padding", "b11k"), bias=Table("min_all", "11qk", dtype="float32"))),
+            (
+                "few-queries",
+                Problem(q_len=9, kv_len=300, mask=Table("left_padding", "b11k"), bias=Table("min_all", "11qk", dtype="float32")),
+            ),
+            (
+                "more-queries",
+                Problem(batch=1, q_len=66, kv_len=1030, mask=Table("padding", "b11k"), bias=Table("min_rows", dtype="float32")),
+            ),
+        )
+        for dtype in DTYPES
+    ],
+    *[
         Case("T02", f"{kind}-{keys}-{how}-{short_dtype(dtype)}", _cut(kind, keys, dtype, how))
         for kind, how in (("prefix", "mask"), ("prefix", "bias"), ("prefix", "min"), ("suffix", "mask"), ("middle", "mask"))
         for keys in (16, 64, 128, 192)

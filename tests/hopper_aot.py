@@ -38,6 +38,35 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "causalvalues": dict(value_dim=128, causal=True),
     "narrowvalues": dict(value_dim=64),
 }
+# One process a line.
+PROCESSES = (
+    (
+        "forward-64-dense",
+        "forward-64-causal",
+        "forward-64-window",
+        "forward-64-shortcausal",
+        "forward-64-middlecausal",
+        "forward-64-shifted",
+    ),
+    ("forward-64-ragged", "forward-64-shortdense", "forward-64-shortragged", "forward-64-shortshifted"),
+    ("forward-128-dense", "forward-128-causal", "forward-128-shifted", "forward-128-window", "forward-128-half", "forward-128-shortcausal"),
+    ("forward-128-shortdense", "forward-128-shortragged", "forward-128-shortshifted", "forward-128-widewindow", "forward-64-widewindow"),
+    (
+        "forward-96-dense",
+        "forward-96-causal",
+        "forward-96-window",
+        "forward-96-shifted",
+        "forward-96-widewindow",
+        "forward-96-narrowvalues",
+    ),
+    ("forward-96-ragged", "forward-96-shortdense", "forward-96-shortragged", "forward-96-shortcausal", "forward-96-shortshifted"),
+    ("forward-192-dense", "forward-192-causal", "forward-192-window", "forward-192-values", "forward-192-shortcausal"),
+    ("forward-192-ragged", "forward-192-shortdense", "forward-192-shortragged", "forward-192-shortshifted", "forward-192-causalvalues"),
+    ("forward-256-dense", "forward-256-causal", "forward-256-window", "forward-256-ragged", "forward-256-shifted"),
+    ("backward-64-dense", "backward-64-causal", "backward-64-window", "pre-64-dense", "post-64-dense"),
+    ("backward-128-dense", "backward-128-causal", "backward-128-window", "backward-128-half", "pre-128-dense", "post-128-dense"),
+)
+COMPILED = [name for names in PROCESSES for name in names]
 INSTRUCTIONS = ("HGMMA", "UTMALDG", "UTMASTG", "UTMAREDG", "ATOMG", "RED", "LDL", "STL", "BAR", "STG.E.128", "STG.E.64", "LDG.E.128")
 
 

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
-import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from compiled import compile_all, needs_triton
-from hopper_aot import VARIANTS, spec_of
+from hopper_aot import PROCESSES, VARIANTS, spec_of
 
 from attnzoo.backends.hopper import support
 from attnzoo.backends.hopper.tiles import (
@@ -26,45 +23,12 @@ from attnzoo.backends.hopper.tiles import (
     head_dim_pieces,
     padded_head_dim,
 )
-from attnzoo.spec import AttentionSpec
 
 SCRIPT = Path(__file__).with_name("hopper_aot.py")
 PAGE = Path(__file__).parents[1] / "docs" / "hopper.md"
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "h200"
 SHARED_BYTES = 227 * 1024
 
-Kernels = Callable[[AttentionSpec], set[str]]
-
-
-# One process a line.
-PROCESSES = (
-    (
-        "forward-64-dense",
-        "forward-64-causal",
-        "forward-64-window",
-        "forward-64-shortcausal",
-        "forward-64-middlecausal",
-        "forward-64-shifted",
-    ),
-    ("forward-64-ragged", "forward-64-shortdense", "forward-64-shortragged", "forward-64-shortshifted"),
-    ("forward-128-dense", "forward-128-causal", "forward-128-shifted", "forward-128-window", "forward-128-half", "forward-128-shortcausal"),
-    ("forward-128-shortdense", "forward-128-shortragged", "forward-128-shortshifted", "forward-128-widewindow", "forward-64-widewindow"),
-    (
-        "forward-96-dense",
-        "forward-96-causal",
-        "forward-96-window",
-        "forward-96-shifted",
-        "forward-96-widewindow",
-        "forward-96-narrowvalues",
-    ),
-    ("forward-96-ragged", "forward-96-shortdense", "forward-96-shortragged", "forward-96-shortcausal", "forward-96-shortshifted"),
-    ("forward-192-dense", "forward-192-causal", "forward-192-window", "forward-192-values", "forward-192-shortcausal"),
-    ("forward-192-ragged", "forward-192-shortdense", "forward-192-shortragged", "forward-192-shortshifted", "forward-192-causalvalues"),
-    ("forward-256-dense", "forward-256-causal", "forward-256-window", "forward-256-ragged", "forward-256-shifted"),
-    ("backward-64-dense", "backward-64-causal", "backward-64-window", "pre-64-dense", "post-64-dense"),
-    ("backward-128-dense", "backward-128-causal", "backward-128-window", "backward-128-half", "pre-128-dense", "post-128-dense"),
-)
-COMPILED = [name for names in PROCESSES for name in names]
 
 # Bytes that may spill, written and read. Most lies outside of the loops or in the branch that masks a cut block; in the loop of
 # full blocks the kernels of two CTAs spill too, and backward-64-causal reads back two to five registers a step.
@@ -178,65 +142,6 @@ def test_counts_follow_a_changed_tile(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "forward_tile_of", lambda _: ForwardTile(64, 2, 4, 4))
     assert forward_counts(128, "half") == forward_counts(128, "causal")
     assert forward_counts(128, "causal")["HGMMA"] > forward_counts(128, "dense")["HGMMA"]
-
-
-@pytest.fixture
-def kernels(monkeypatch: pytest.MonkeyPatch) -> Kernels:
-    """The kernels that a call gets, as `hopper_gpu.py` writes them down."""
-    monkeypatch.syspath_prepend(str(PAGE.parents[1] / "benchmarks"))
-    module = importlib.import_module("hopper_gpu")
-    monkeypatch.delitem(sys.modules, "hopper_gpu")  # other tests find nothing of it
-    return lambda spec: module.kernels_of(spec, backward=spec.head_dim <= support.BACKWARD_HEAD_DIM)
-
-
-def calls(head_dim: int) -> dict[str, AttentionSpec]:
-    """Of every kind, on both sides of every length at which the tile changes; values have the head dim."""
-    bands = [
-        {},
-        *[dict(causal=True, align=align) for align in ("top_left", "bottom_right")],
-        *[dict(window=(left, 0), align="bottom_right") for left in (128, 600, 1024, 6000)],
-        *[dict(window=window, align="top_left") for window in ((128, 128), (128, None), (None, 128), (None, 100))],
-        *[dict(window=window, align="top_left") for window in ((2**31, 0), (2**31, None), (None, 2**31), (2**31, 2**31))],
-    ]
-    return {
-        f"{length} x {kv_len} {band}": spec_of(head_dim, length=length, kv_len=kv_len, **band)
-        for length in (1, 300, 512, 513, 1024, 1025, 2048, 2049, 4096, 4097, 8192)
-        for kv_len in (length, length + 128, length + 37)
-        for band in bands
-    }
-
-
-@needs_triton
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
-def test_every_kernel_that_a_call_can_get_is_compiled(head_dim: int, kernels: Kernels) -> None:
-    compiled = {each for name in COMPILED for each in kernels(spec_of(int(name.split("-")[1]), **VARIANTS[name.split("-")[2]]))}
-    left_out = [name for name, spec in calls(head_dim).items() if not kernels(spec) <= compiled]
-    assert not left_out, f"no name in PROCESSES stands for the kernels of {left_out[:3]}"
-
-
-@needs_triton
-@pytest.mark.parametrize("head_dim", [64, 96, 128, 192, 256])
-def test_every_kernel_that_a_call_can_get_was_right_on_a_card(head_dim: int, kernels: Kernels) -> None:
-    """The committed results hold those that were: `hopper_gpu.py check` against float64, `repeat` bit by bit."""
-    right = {
-        each
-        for what in ("check", "repeat")
-        for each in json.loads((RESULTS / f"hopper_{what}.json").read_text(encoding="utf-8"))["kernels"]
-    }
-    not_run = [name for name, spec in calls(head_dim).items() if not kernels(spec) <= right]
-    assert not not_run, f"no card has run the kernels of {not_run[:3]}: {sorted(kernels(calls(head_dim)[not_run[0]]) - right)}"
-
-
-@needs_triton
-def test_a_changed_tile_was_right_on_no_card(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = json.loads((RESULTS / "hopper_check.json").read_text(encoding="utf-8"))["kernels"]
-    launch = importlib.import_module("attnzoo.backends.hopper.launch")
-    spec = spec_of(128, causal=True)
-    assert kernels(spec) <= set(right)
-    monkeypatch.setattr(launch, "forward_tile_of", lambda _: ForwardTile(64, 2, 3, 3))
-    launch.forward_plan.cache_clear()
-    assert not kernels(spec) <= set(right)
-    launch.forward_plan.cache_clear()
 
 
 def test_the_page_compiles_what_it_says() -> None:

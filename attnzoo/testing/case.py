@@ -170,5 +170,6 @@ def judged_problem(subject: Subject, case: Case, device: str | torch.device) -> 
     if problem.value_dim is None:
         return replace(problem, head_dim=dims[0])
     if dims[0] == dims[1] and problem.v_dim != problem.head_dim:  # they are to differ
-        dims[1] = next(dim for dim in reversed(claims.head_dims) if dim != dims[0] or len(set(claims.head_dims)) == 1)
+        smallest, largest = claims.head_dims
+        dims[1] = smallest if dims[0] == largest else largest
     return replace(problem, head_dim=dims[0], value_dim=dims[1])

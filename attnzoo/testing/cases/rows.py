@@ -91,9 +91,13 @@ CASES = [
         )
     ],
     *[
-        Case("T01", f"mean-of-values-over-many-keys-{short_dtype(dtype)}", problem, check="mean_of_values")
+        Case(
+            "T01",
+            f"mean-of-values-over-many-keys-{short_dtype(dtype)}",
+            Problem(q_len=5, kv_len=1030, dtype=dtype, bias=Table("min_rows", dtype="float32"), grads=WITH_BIAS),
+            check="mean_of_values",
+        )
         for dtype in DTYPES
-        for problem in (Problem(q_len=5, kv_len=1030, dtype=dtype, bias=Table("min_rows", dtype="float32"), grads=WITH_BIAS),)
     ],
     *[  # keys that are cut into shares, of which padding leaves each another number
         Case("T01", f"min-over-padded-keys-{name}-{short_dtype(dtype)}", _in(dtype, problem))

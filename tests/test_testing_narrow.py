@@ -10,9 +10,10 @@ import torch
 from attnzoo.backend import Capabilities
 from attnzoo.backends.naive import Naive
 from attnzoo.testing import BackendConformance
-from attnzoo.testing.case import run_case
+from attnzoo.testing.case import Case, judged_problem, run_case
 from attnzoo.testing.cases import CASES
 from attnzoo.testing.failure import ConformanceError
+from attnzoo.testing.problem import Problem
 from attnzoo.testing.random_problems import run_chunk
 from attnzoo.testing.refusals import unexplained_refusals
 from attnzoo.testing.subject import Subject
@@ -88,3 +89,41 @@ def test_a_head_dim_between_the_multiples_must_be_refused():
     (case,) = [case for case in CASES if case.check == "claimed_head_dims"]
     with pytest.raises(ConformanceError, match="doesn't claim head dim 65, but served it"):
         run_case(Subject(Wide()), case, "cpu")
+
+
+class HalfPrecision(Naive):
+    """Every feature, in the dtypes and head dims of a kernel for tensor cores."""
+
+    name = "half_precision"
+    capabilities = replace(Naive.capabilities, dtypes=frozenset({torch.bfloat16, torch.float16}), head_dims=(64, 128), head_dim_multiple=32)
+
+
+ASKED_IN_ITS_DIMS = [
+    case
+    for case in CASES
+    if not (case.required or case.is_about_dtype or case.is_about_head_dims) and case.judges_result and case.device == ""
+]
+ONE_A_CHECK = list({case.check: case for case in ASKED_IN_ITS_DIMS}.values())
+
+
+@pytest.mark.parametrize("case", ONE_A_CHECK, ids=lambda case: case.check)
+def test_a_case_about_neither_dtype_nor_head_dim_is_asked_in_claimed_ones(case):
+    problem = judged_problem(Subject(HalfPrecision()), case, "cpu")
+    assert (problem.dtype, problem.head_dim) == ("bfloat16", 64)
+    assert run_case(Subject(HalfPrecision()), case, "cpu").kind in ("passed", "not applicable")
+
+
+def test_most_cases_reach_a_kernel_for_tensor_cores():
+    subject = Subject(HalfPrecision())
+    asked = [judged_problem(subject, case, "cpu") for case in CASES]
+    reached = [problem for problem in asked if problem.dtype in ("bfloat16", "float16") and problem.head_dim in (64, 96, 128)]
+    assert len(reached) > 0.5 * len(CASES)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [("padding-fp32", Problem()), ("d32", Problem(dtype="bfloat16")), ("d48", Problem(dtype="bfloat16", head_dim=48))],
+)
+def test_a_case_about_one_is_asked_as_it_stands(name, problem):
+    judged = judged_problem(Subject(HalfPrecision()), Case("T01", name, problem), "cpu")
+    assert (judged.dtype, judged.head_dim) == (problem.dtype, 64 if name == "padding-fp32" else problem.head_dim)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attnzoo.testing.failure import ConformanceError, NotApplicable, ReducedError
 from attnzoo.testing.outcome import Outcome
-from attnzoo.testing.problem import DTYPES, Problem
+from attnzoo.testing.problem import Problem, short_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -35,6 +35,10 @@ FORWARD_CHECKS = frozenset(
 """Those that compute no gradient, whatever the problem says."""
 
 
+PREFERRED_DTYPES = ("float32", "bfloat16", "float16", "float64")
+"""In this order where a case may be asked in any: bfloat16 has float32's range, which the values of some problems need."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One thing asked of every backend.
@@ -43,8 +47,7 @@ class Case:
         family: "T01" to "T36", as docs/faults.md lists them.
         name: what is special about it; `family-name` is the id, and is unique.
         problem: judged by `check`, the name of a function of `attnzoo.testing.checks`.
-        required: may never be refused; its dtype is then one that the backend claims. A backend that claims no
-            gradients at all may refuse those.
+        required: may never be refused. A backend that claims no gradients at all may refuse those.
         device: "cuda" where the case says something only there; "" for any.
     """
 
@@ -68,6 +71,17 @@ class Case:
     def judges_gradient(self) -> bool:
         """Whether a gradient is looked at, so that a pass says something of the backward."""
         return bool(self.problem.grads) and self.judges_result and self.check not in FORWARD_CHECKS
+
+    @property
+    def is_about_dtype(self) -> bool:
+        """Whether it says something of its dtype alone, so that it is refused where that is not claimed."""
+        return self.problem.dtype != Problem.dtype or short_dtype(Problem.dtype) in self.name.split("-")
+
+    @property
+    def is_about_head_dims(self) -> bool:
+        """Whether it says something of its head dims alone."""
+        problem = self.problem
+        return problem.head_dim != Problem.head_dim or problem.value_dim is not None or f"d{Problem.head_dim}" in self.name.split("-")
 
     @property
     def is_about_lse(self) -> bool:
@@ -156,15 +170,15 @@ def _passes(subject: Subject, case: Case, device: torch.device, *, without_grads
 
 
 def judged_problem(subject: Subject, case: Case, device: str | torch.device) -> Problem:
-    """The case's; of a required one in a dtype and, where the result is judged, with head dims that the backend claims."""
-    claims = subject.claims_on(device)
-    claimed = [dtype for dtype in ("float32", *DTYPES) if any(str(d) == f"torch.{dtype}" for d in claims.dtypes)]
-    problem = case.problem
-    if not case.required:
-        return problem
-    if claimed and problem.dtype not in claimed:
+    """The case's, in a dtype and, where the result is judged, with head dims that the backend claims.
+
+    A required case is always asked so; any other where it is about neither: it keeps the default, and is not named for it.
+    """
+    claims, problem = subject.claims_on(device), case.problem
+    claimed = [dtype for dtype in PREFERRED_DTYPES if any(str(d) == f"torch.{dtype}" for d in claims.dtypes)]
+    if claimed and problem.dtype not in claimed and (case.required or not case.is_about_dtype):
         problem = replace(problem, dtype=claimed[0])
-    if not case.judges_result:
+    if not case.judges_result or (case.is_about_head_dims and not case.required):
         return problem
     dims = [claims.nearest_head_dim(dim) for dim in (problem.head_dim, problem.v_dim)]
     if problem.value_dim is None:

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import torch
 
-from attnzoo.testing.case import Case
+from attnzoo.spec import AttentionSpec
+from attnzoo.testing.case import Case, judged_problem
 from attnzoo.testing.cases import CASES
 from attnzoo.testing.inputs import make_call
 from attnzoo.testing.problem import Problem
@@ -22,7 +23,7 @@ def unexplained_refusals(subject: Subject, device: str) -> tuple[float, str]:
     asked, unexplained = 0, []
     claims, there = subject.claims_on(device), torch.device(device)
     for case in CASES:
-        problem = case.problem
+        problem = judged_problem(subject, case, device)
         if case.check != "accuracy" or _scores(problem) > BIG or case.device not in ("", device.partition(":")[0]):
             continue
         spec = replace(subject.spec(make_call(problem, torch.device("cpu"))), device=there)
@@ -40,13 +41,17 @@ def is_refused_everywhere(subject: Subject, case: Case, device: str) -> bool:
 
     Decided from metadata; False where that says nothing, as of a check that looks at refusals, or of a big problem.
     """
-    problem = case.problem
-    if not case.judges_result or _scores(problem) > BIG or case.required:
+    if not case.judges_result or _scores(case.problem) > BIG or case.required:
         return False
-    call = make_call(replace(problem, grads=(), return_lse=problem.return_lse and case.is_about_lse), torch.device("cpu"))
-    spec = subject.spec(call)
     devices = [case.device] if case.device else subject.capabilities.devices or {device}
-    return all(subject.backend.unsupported_reasons(replace(spec, device=torch.device(name))) for name in devices)
+    return all(subject.backend.unsupported_reasons(_least_spec(subject, case, name)) for name in devices)
+
+
+def _least_spec(subject: Subject, case: Case, device: str) -> AttentionSpec:
+    """Of the call without gradients, and without an lse that is not its point."""
+    problem = judged_problem(subject, case, device)
+    call = make_call(replace(problem, grads=(), return_lse=problem.return_lse and case.is_about_lse), torch.device("cpu"))
+    return replace(subject.spec(call), device=torch.device(device))
 
 
 def _scores(problem: Problem) -> int:

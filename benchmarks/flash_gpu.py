@@ -7,6 +7,7 @@
     python benchmarks/flash_gpu.py decode         few queries over long caches
     python benchmarks/flash_gpu.py host           the host's share of a call, Hopper kernels included
     python benchmarks/flash_gpu.py route          against the Hopper kernels on small calls: where flash changes over
+    python benchmarks/flash_gpu.py subsets        both backwards where some of q, k and v need no gradient
     python benchmarks/flash_gpu.py probes         what only a GPU can show, alone
     python benchmarks/flash_gpu.py compile        the portable kernels of every kind of call, on all cores, into Triton's cache
     python benchmarks/flash_gpu.py variants       every kind of call once, Hopper kernels included, for compute-sanitizer
@@ -36,6 +37,7 @@ WORDS = {
     "decode": ("flash_decode", "decode"),
     "host": ("flash_host", "host"),
     "route": ("flash_route", "route"),
+    "subsets": ("flash_subsets", "subsets"),
     "probes": ("flash_probes", "probes"),
     "compile": ("flash_compile", "compile_features"),
     "variants": ("flash_check", "variants"),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -21,6 +23,7 @@ from attnzoo.testing.storage import STORAGES, stored
 if TYPE_CHECKING:
     from attnzoo.backends.hopper.launch import Launch
 
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "h200"
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="triton is not installed (extra triton)")
 
 
@@ -35,8 +38,8 @@ def spec_of(
 ) -> AttentionSpec:
     batch, heads, q_len, kv_len = sizes
     q = torch.empty(batch, heads, q_len, head_dim, dtype=dtype, requires_grad=grads)
-    k = torch.empty(batch, heads, kv_len, head_dim, dtype=dtype)
-    v = torch.empty(batch, heads, kv_len, head_dim if value_dim is None else value_dim, dtype=dtype)
+    k = torch.empty(batch, heads, kv_len, head_dim, dtype=dtype, requires_grad=grads)
+    v = torch.empty(batch, heads, kv_len, head_dim if value_dim is None else value_dim, dtype=dtype, requires_grad=grads)
     return AttentionSpec.of(q, k, v, **options)
 
 
@@ -161,6 +164,27 @@ def test_explain_says_which_kernel_and_why(found: str, grads: bool, expected: li
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     spec = dataclasses.replace(spec_of(grads=grads), device=torch.device("cuda", 0))
     assert flash.Flash(is_interpreted=False).notes(spec) == expected
+
+
+@pytest.mark.parametrize(
+    ("grads", "is_portable"),
+    [("q", True), ("k", True), ("v", True), ("kv", True), ("qk", False), ("qv", False), ("qkv", False)],
+)
+def test_where_the_portable_backward_leaves_a_pass_out_it_serves(grads: str, is_portable: bool) -> None:
+    spec = dataclasses.replace(spec_of(), grads=tuple(grads))
+    fastest = flash.reasons_against_hopper.__wrapped__(spec, "backward")
+    assert bool(fastest) == is_portable, fastest
+    assert not flash.reasons_against_hopper.__wrapped__(spec, "backward", "hopper"), "held to the Hopper kernels, it takes them"
+
+
+def test_what_was_timed_backs_the_choice_of_the_backward() -> None:
+    """The committed times: of no subset is the kernel that is chosen now the slower one."""
+    rows = json.loads((RESULTS / "flash.json").read_text())["subsets"]
+    assert {tuple(row["grads"]) for row in rows} >= {("q",), ("k",), ("v",), ("q", "k"), ("k", "v"), ("q", "k", "v")}
+    for row in rows:
+        spec = dataclasses.replace(spec_of(), grads=tuple(row["grads"]))
+        chosen, other = ("portable", "hopper") if flash.is_one_sided(spec) else ("hopper", "portable")
+        assert row[chosen] <= row[other], row
 
 
 @pytest.fixture

@@ -85,6 +85,38 @@ class BackendConformance:
 
         return mark
 
+    def test_random_problems(
+        self,
+        attn_random: str,
+        attn_profile: str,
+        attn_dtypes: tuple[str, ...],
+        subject: Subject,
+        attn_device: str,
+        known_failure: Callable[[str], None],
+        attn_record: dict[str, Any],
+        attn_repeat: Callable[..., str],
+    ) -> None:
+        """Hypothesis draws whole problems; a failure is shrunk and printed as one line.
+
+        Before the cases: a chunk takes longest, above all where each kind of call is compiled, and should not be what workers wait for.
+
+        `attn_random` is "chunk-N", or "variant-N" in the deep profile: the kernel variants come first, so that all
+        workers compile side by side. If all of its problems are refused, so is the chunk.
+        """
+        from attnzoo.testing.random_problems import run_chunk, run_variant
+
+        known_failure(f"random-{attn_random}")
+        attn_record["name"] = attn_random
+        kind, _, number = attn_random.partition("-")
+        if kind == "variant":
+            outcome = run_variant(subject, attn_device, int(number), dtypes=attn_dtypes, repeat=attn_repeat)
+        else:
+            chunk = int(number)
+            outcome = run_chunk(subject, attn_device, profile=attn_profile, chunk=chunk, dtypes=attn_dtypes, repeat=attn_repeat)
+        attn_record |= {"kind": outcome.kind, "reasons": list(outcome.reasons)}
+        if outcome.kind != "passed":
+            pytest.skip(f"{outcome.kind}: {'; '.join(outcome.reasons)}")
+
     def test_case(
         self,
         attn_case: Case,
@@ -139,36 +171,6 @@ class BackendConformance:
             if all(case is not None and is_refused_everywhere(subject, case, attn_device) for case in found)
         ]
         require(not refused, f"known failures of {subject.name} whose every case it refuses, so that none fails: {', '.join(refused)}")
-
-    def test_random_problems(
-        self,
-        attn_random: str,
-        attn_profile: str,
-        attn_dtypes: tuple[str, ...],
-        subject: Subject,
-        attn_device: str,
-        known_failure: Callable[[str], None],
-        attn_record: dict[str, Any],
-        attn_repeat: Callable[..., str],
-    ) -> None:
-        """Hypothesis draws whole problems; a failure is shrunk and printed as one line.
-
-        `attn_random` is "chunk-N", or "variant-N" in the deep profile: the kernel variants come first, so that all
-        workers compile side by side. If all of its problems are refused, so is the chunk.
-        """
-        from attnzoo.testing.random_problems import run_chunk, run_variant
-
-        known_failure(f"random-{attn_random}")
-        attn_record["name"] = attn_random
-        kind, _, number = attn_random.partition("-")
-        if kind == "variant":
-            outcome = run_variant(subject, attn_device, int(number), dtypes=attn_dtypes, repeat=attn_repeat)
-        else:
-            chunk = int(number)
-            outcome = run_chunk(subject, attn_device, profile=attn_profile, chunk=chunk, dtypes=attn_dtypes, repeat=attn_repeat)
-        attn_record |= {"kind": outcome.kind, "reasons": list(outcome.reasons)}
-        if outcome.kind != "passed":
-            pytest.skip(f"{outcome.kind}: {'; '.join(outcome.reasons)}")
 
 
 def _record(subject: Subject, case: Case, device: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import weakref
 from typing import Any
 
@@ -47,7 +46,8 @@ def transposed_lists(layout: BlockLayout) -> tuple[Tensor, Tensor]:
 
 
 def _wide(counts: Tensor, indices: Tensor, batch: int, heads: int) -> Any:
-    make = importlib.import_module("flash_attn.cute.block_sparsity").BlockSparseTensorsTorch
+    from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+
     counts = counts.expand(batch, heads, -1).contiguous()
     indices = indices.expand(batch, heads, -1, -1).contiguous()
-    return make(torch.zeros_like(counts), torch.zeros_like(indices), counts, indices, block_size=(BLOCK, BLOCK))
+    return BlockSparseTensorsTorch(torch.zeros_like(counts), torch.zeros_like(indices), counts, indices, block_size=(BLOCK, BLOCK))

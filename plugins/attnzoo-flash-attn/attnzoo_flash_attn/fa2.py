@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import torch
 from torch import Tensor
 
@@ -39,7 +37,8 @@ class Fa2(Backend):
     def attend(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         q, k, v, scale = ready(spec, inputs)
         left, right = window_of(spec)
-        flash_attn_func = importlib.import_module("flash_attn").flash_attn_func
+        from flash_attn import flash_attn_func
+
         o, lse, _ = flash_attn_func(
             q,
             k,

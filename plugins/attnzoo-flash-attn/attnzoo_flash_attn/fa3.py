@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-
 import torch
 from torch import Tensor
 
@@ -37,7 +35,8 @@ class Fa3(Backend):
 
     def attend(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
         q, k, v, scale = ready(spec, inputs)
-        flash_attn_func = importlib.import_module(MODULE).flash_attn_func
+        from fa3_fwd_interface import flash_attn_func
+
         o, lse = flash_attn_func(
             q,
             k,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
 import torch
@@ -10,8 +9,9 @@ from torch import Tensor
 
 from attnzoo import AttentionInputs, AttentionSpec, Backend, Capabilities
 from attnzoo_flash_attn.blocks import BLOCK, lists_of
+from attnzoo_flash_attn.fa4_operators import attend_compiled
 from attnzoo_flash_attn.machine import band_reasons, hopper_reasons, is_installed
-from attnzoo_flash_attn.tensors import ReadyGradient, ready, window_of
+from attnzoo_flash_attn.tensors import ReadyGradient, oriented, ready, window_of
 
 __all__ = ["Fa4"]
 
@@ -39,13 +39,17 @@ class Fa4(Backend):
         return reasons
 
     def attend(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
+        causal, (left, right), softcap = spec.causal, window_of(spec), spec.softcap or 0.0
+        if (left, right) != (None, None):
+            causal, right = False, 0 if causal else right
+        if torch.compiler.is_compiling():
+            q, k, v, scale = oriented(spec, inputs)
+            o, lse = attend_compiled(q, k, v, scale, causal, left, right, softcap)
+            return o.transpose(1, 2), lse if spec.return_lse else None
         q, k, v, scale = ready(spec, inputs)
-        flash_attn_func = importlib.import_module(MODULE).flash_attn_func
-        options: dict[str, Any] = {"softmax_scale": scale, "causal": spec.causal, "softcap": spec.softcap or 0.0}
-        window = window_of(spec)
-        if window != (None, None):
-            left, right = window
-            options |= {"window_size": (left, 0 if spec.causal else right), "causal": False}
+        from flash_attn.cute import flash_attn_func
+
+        options: dict[str, Any] = {"softmax_scale": scale, "causal": causal, "window_size": (left, right), "softcap": softcap}
         if inputs.layout is not None:
             forward, backward = lists_of(inputs.layout, spec.batch, spec.q_heads)
             options |= {"block_sparse_tensors": forward, "block_sparse_tensors_bwd": backward}
@@ -67,6 +71,8 @@ def layout_reasons(spec: AttentionSpec) -> list[str]:
         reasons.append(f"the layout has {layout.partial_blocks} partial blocks, it takes full ones")
     if spec.q_len % BLOCK or spec.kv_len % BLOCK:
         reasons.append(f"q has length {spec.q_len} and k {spec.kv_len}, with a layout it takes multiples of {BLOCK}")
+    if torch.compiler.is_compiling():
+        reasons.append("a layout under torch.compile, which can't trace how its lists are made: call it outside of what is compiled")
     if spec.band != (None, None):
         reasons.append("causal or window beside a layout, it takes one of them")
     return reasons

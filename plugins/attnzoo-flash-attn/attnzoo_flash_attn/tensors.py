@@ -9,28 +9,35 @@ from torch import Tensor
 
 from attnzoo import AttentionInputs, AttentionSpec
 
-__all__ = ["ReadyGradient", "ready", "window_of"]
+__all__ = ["ReadyGradient", "aligned", "oriented", "ready", "window_of"]
 
 ALIGNMENT = 16  # bytes
 
 
 def ready(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor, float]:
-    """q, k, v and the scale. The scale's sign goes into q, exactly: the kernels take the maximum before they scale."""
+    """q, k, v as the kernels read them, and the scale."""
+    q, k, v, scale = oriented(spec, inputs)
+    return aligned(q), aligned(k), aligned(v), scale
+
+
+def oriented(spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor, Tensor, float]:
+    """q, k, v `(B, S, H, D)` and the scale. Its sign goes into q, exactly: the kernels take the maximum before they scale."""
     q, scale = inputs.q, spec.scale
     if scale < 0:
         q, scale = -q, -scale
     elif scale == 0:
         q, scale = q * 0.0, 1.0
-    return _aligned(q.transpose(1, 2)), _aligned(inputs.k.transpose(1, 2)), _aligned(inputs.v.transpose(1, 2)), scale
+    return q.transpose(1, 2), inputs.k.transpose(1, 2), inputs.v.transpose(1, 2), scale
 
 
-def _aligned(tensor: Tensor) -> Tensor:
+def aligned(tensor: Tensor) -> Tensor:
     """The tensor, or a copy where TMA could not read it: an address or stride that is no multiple of 16 bytes, or a
-    stride of 0."""
-    strides = [stride * tensor.element_size() for stride, size in zip(tensor.stride()[:-1], tensor.shape) if size > 1]
-    is_ready = tensor.stride(-1) == 1 and tensor.data_ptr() % ALIGNMENT == 0
-    if is_ready and all(stride > 0 and stride % ALIGNMENT == 0 for stride in strides):
-        return tensor
+    stride of 0. Under torch.compile always a copy, since Dynamo can't tell an address."""
+    if not torch.compiler.is_compiling():
+        strides = [stride * tensor.element_size() for stride, size in zip(tensor.stride()[:-1], tensor.shape) if size > 1]
+        is_ready = tensor.stride(-1) == 1 and tensor.data_ptr() % ALIGNMENT == 0
+        if is_ready and all(stride > 0 and stride % ALIGNMENT == 0 for stride in strides):
+            return tensor
     return tensor.clone(memory_format=torch.contiguous_format)  # contiguous() would keep an odd address
 
 
@@ -43,7 +50,7 @@ class ReadyGradient(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        return _aligned(grad)
+        return aligned(grad)
 
 
 def window_of(spec: AttentionSpec) -> tuple[int | None, int | None]:

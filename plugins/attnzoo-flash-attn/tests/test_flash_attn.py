@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from types import ModuleType
 from typing import NamedTuple
 
@@ -66,7 +67,7 @@ def flash_attn(q, k, v, softmax_scale, causal=False, window_size=(None, None), s
         assert torch.equal(table.mT, transposed), "the lists of the backward are not those of the forward, transposed"
         kept = kept & table.repeat_interleave(size, 2).repeat_interleave(size, 3)
     scores = scores.masked_fill(~kept, -torch.inf)
-    return (scores.softmax(-1) @ v).transpose(1, 2), scores.logsumexp(-1).float()
+    return (scores.softmax(-1) @ v).transpose(1, 2).contiguous(), scores.logsumexp(-1).float()
 
 
 def flash_attn_2(q, k, v, *, dropout_p, softmax_scale, causal, window_size, softcap, return_attn_probs):
@@ -77,6 +78,27 @@ def flash_attn_2(q, k, v, *, dropout_p, softmax_scale, causal, window_size, soft
     return (*flash_attn(q, k, v, softmax_scale, causal, bounds, softcap), None)
 
 
+def flash_attn_4_forward(q, k, v, *, softmax_scale, causal, window_size_left, window_size_right, softcap, return_lse):
+    """flash_attn.cute.interface's, which its autograd function calls."""
+    assert return_lse
+    return (*flash_attn(q, k, v, softmax_scale, causal, (window_size_left, window_size_right), softcap), None, None, None)
+
+
+def flash_attn_4_backward(q, k, v, out, dout, lse, softmax_scale, causal, softcap, *, window_size_left, window_size_right, dlse):
+    """By differentiating the forward again, in a thread of its own: inside an operator nothing is recorded."""
+
+    def differentiate():
+        leaves = [tensor.detach().requires_grad_() for tensor in (q, k, v)]
+        o, again = flash_attn(*leaves, softmax_scale, causal, (window_size_left, window_size_right), softcap)
+        torch.testing.assert_close(out, o.detach())
+        torch.testing.assert_close(lse, again.detach())
+        grads = (dout,) if dlse is None else (dout, dlse)
+        return torch.autograd.grad((o, again)[: len(grads)], leaves, grads)
+
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(differentiate).result()
+
+
 @pytest.fixture
 def installed(monkeypatch):
     """Modules of flash-attn's names, with the functions above."""
@@ -85,6 +107,9 @@ def installed(monkeypatch):
         module.flash_attn_func = flash_attn_2 if name == "flash_attn" else flash_attn
         module.BlockSparseTensorsTorch = lambda cnt, idx, full, full_idx, block_size: Lists(cnt, idx, full, full_idx, block_size)
         monkeypatch.setitem(sys.modules, name, module)
+    interface = ModuleType("flash_attn.cute.interface")
+    interface._flash_attn_fwd, interface._flash_attn_bwd = flash_attn_4_forward, flash_attn_4_backward
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
 
 
 def randn(*shape):
@@ -114,6 +139,39 @@ def test_calls_arrive_as_they_are_meant(installed, backend, options):
     truth, truth_lse = attnzoo.attention(q, k, v, return_lse=True, backend="naive", **options)
     torch.testing.assert_close(o, truth)
     torch.testing.assert_close(lse.double(), truth_lse, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"causal": True, "align": "bottom_right"}, {"window": (9, 4), "align": "bottom_right"}, {"scale": -0.3, "softcap": 2.0}],
+    ids=lambda options: "-".join(options) or "plain",
+)
+def test_fa4_compiles_in_one_graph_with_its_gradients(installed, options):
+    def call(q, k, v):
+        asked = AttentionSpec.of(q, k, v, return_lse=True, **options)
+        return fa4.Fa4().attend(asked, AttentionInputs.of(asked, q, k, v))
+
+    def results(function):
+        q, k, v = [made.transpose(1, 2).requires_grad_() for made in (randn(2, 50, 4, 16), randn(2, 70, 2, 16), randn(2, 70, 2, 16))]
+        o, lse = function(q, k, v)
+        return [o, lse, *torch.autograd.grad((o.sin().sum(), lse.sum().double()), (q, k, v), (torch.tensor(1.0, dtype=o.dtype),) * 2)]
+
+    eager, compiled = results(call), results(torch.compile(call, fullgraph=True, backend="aot_eager"))
+    for one, other in zip(compiled, eager):
+        torch.testing.assert_close(one, other)
+    assert compiled[0].stride() == eager[0].stride()
+
+
+@pytest.mark.parametrize("backend", [fa2.Fa2(), fa3.Fa3()], ids=["fa2", "fa3"])
+def test_the_others_leave_their_own_operators_to_the_compiler(installed, backend):
+    """They bring operators; what this plugin does around them must not stop Dynamo, which can't tell an address."""
+
+    def call(q, k):
+        asked = AttentionSpec.of(q, k, k, causal=True)
+        return backend.attend(asked, AttentionInputs.of(asked, q, k, k))[0]
+
+    q, k = randn(2, 4, 50, 16), randn(2, 2, 50, 16)
+    torch.testing.assert_close(torch.compile(call, fullgraph=True, backend="aot_eager")(q, k), call(q, k))
 
 
 @pytest.mark.parametrize("heads", [1, 2])

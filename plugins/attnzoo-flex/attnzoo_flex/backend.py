@@ -26,6 +26,8 @@ BANDS = frozenset({"causal", "top_left", "bottom_right", "window"})
 PAIRS = BANDS | {"mask", "segments", "layout"}
 KINDS = 512
 """Compiled calls that are kept."""
+FARTHEST = 2**31
+"""Elements from the first of a tensor."""
 
 ON_CUDA = Capabilities(  # what has run on a card; more is claimed when the conformance kit has judged it there
     devices=frozenset({"cuda"}),
@@ -84,11 +86,17 @@ def run(spec: AttentionSpec, inputs: AttentionInputs, compiler: str) -> tuple[Te
     """Compile the call if its kind is new, and run it; within a compiled function it is part of that."""
     function = call if torch.compiler.is_compiling() else compiled(spec, compiler)
     score, blocks = score_mod(spec, inputs), block_mask(spec, inputs, skips=compiler == "inductor")
-    q, k, v = inputs.q, inputs.k, inputs.v
+    q, k, v = [near(tensor) for tensor in (inputs.q, inputs.k, inputs.v)]
     if not spec.grads:  # on the CPU it refuses tensors that require one, even where torch records none
         q, k, v = q.detach(), k.detach(), v.detach()
     found = function(q, k, v, score, blocks, spec.scale, spec.group > 1, spec.return_lse)
     return (found[0], found[1].lse) if spec.return_lse else (found, None)
+
+
+def near(tensor: Tensor) -> Tensor:
+    """The tensor, or a copy where it reaches beyond what the kernels count in int32: they would read elsewhere, without an error."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    return tensor.contiguous() if reach >= FARTHEST else tensor
 
 
 class Flex(Backend):

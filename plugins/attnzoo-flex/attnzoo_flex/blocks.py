@@ -8,14 +8,18 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from attnzoo import AttentionInputs, AttentionSpec, BlockLayout, layouts
+from attnzoo import AttentionInputs, AttentionSpec, BlockLayout
 from attnzoo.layouts.convert import to_block_mask
 from attnzoo_flex.mods import mask_mod, needs_more_than_band
 
 __all__ = ["BLOCK", "block_mask"]
 
 BLOCK = 128  # FlexAttention's own default
+
+Band = tuple[int | None, int | None]
+Listed = tuple[Tensor, Tensor]
 
 _of_layouts: weakref.WeakKeyDictionary[BlockLayout, dict[bool, Any]] = weakref.WeakKeyDictionary()
 
@@ -32,7 +36,8 @@ def block_mask(spec: AttentionSpec, inputs: AttentionInputs, *, skips: bool = Tr
     if inputs.layout is not None:
         made = _of_layout(inputs.layout, asks_every_pair=has_more or spec.band != (None, None))
     else:
-        made = _of_band(spec.q_len, spec.kv_len, spec.band, spec.align, spec.device, has_more)
+        of_band = _of_band.__wrapped__ if torch.compiler.is_compiling() else _of_band
+        made = of_band(spec.q_len, spec.kv_len, spec.band, spec.diagonal, spec.device, has_more)
     if skips and spec.band == (None, None) and not has_more and has_no_rule(inputs.layout):
         return made  # a rule would only be compiled in, for blocks that don't exist
     made = copy.copy(made)
@@ -53,13 +58,31 @@ def _of_layout(layout: BlockLayout, *, asks_every_pair: bool) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _of_band(q_len: int, kv_len: int, band: tuple[int | None, int | None], align: Any, device: torch.device, asks_every_pair: bool) -> Any:
-    if band == (None, None):
-        every = torch.ones(-(-q_len // BLOCK), -(-kv_len // BLOCK), dtype=torch.bool, device=device)
-        layout = BlockLayout.from_blocks(every, block=BLOCK, q_len=q_len, kv_len=kv_len)
-    else:
-        layout = layouts.sliding_window(q_len, kv_len, window=band, block=BLOCK, align=align, device=device)
-    return _all_partial(layout) if asks_every_pair else to_block_mask(layout)
+def _of_band(
+    q_len: int, kv_len: int, band: tuple[int | None, int | None], diagonal: int, device: torch.device, asks_every_pair: bool
+) -> Any:
+    """By arithmetic on the whole grid of blocks: torch.compile can follow it, whatever the lengths."""
+    seen, full = band_blocks(q_len, kv_len, band, diagonal, device)
+    if asks_every_pair:
+        return _made((BLOCK, BLOCK), (q_len, kv_len), _listed(seen))
+    return _made((BLOCK, BLOCK), (q_len, kv_len), _listed(seen & ~full), _listed(full))
+
+
+def band_blocks(q_len: int, kv_len: int, band: tuple[int | None, int | None], diagonal: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """`(1, 1, rows, columns)`, bool: the blocks with a pair within the band, and those with no pair outside it."""
+    first_query = torch.arange(0, q_len, BLOCK, device=device)[:, None] + diagonal
+    last_query = (first_query + BLOCK - 1).clamp(max=q_len - 1 + diagonal)
+    first_key = torch.arange(0, kv_len, BLOCK, device=device)
+    last_key = (first_key + BLOCK - 1).clamp(max=kv_len - 1)
+    seen = torch.ones(first_query.shape[0], first_key.shape[0], dtype=torch.bool, device=device)
+    full, (left, right) = seen, band
+    if left is not None:
+        seen = seen & (last_key >= first_query - left)
+        full = full & (first_key >= last_query - left)
+    if right is not None:
+        seen = seen & (first_key <= last_query + right)
+        full = full & (last_key <= first_query + right)
+    return seen[None, None], full[None, None]
 
 
 def _without_rule(made: Any) -> Any:
@@ -75,11 +98,20 @@ def _all_partial(layout: BlockLayout) -> Any:
     blocks = torch.zeros(layout.batch * layout.heads * layout.rows, layout.columns, dtype=torch.bool, device=layout.device)
     for lists in (layout.full, layout.partial):
         blocks[lists.row_of_each(), lists.indices.long()] = True
-    shape = (layout.batch, layout.heads, layout.rows)
-    counts = blocks.sum(1, dtype=torch.int32).view(shape)
-    order = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True).to(torch.int32).view(*shape, layout.columns)
+    table = blocks.view(layout.batch, layout.heads, layout.rows, layout.columns)
+    return _made((layout.block_q, layout.block_kv), (layout.q_len, layout.kv_len), _listed(table))
+
+
+def _listed(table: Tensor) -> Listed:
+    """How many blocks each row has, and all columns, those first: `(b, h, rows)` and `(b, h, rows, columns)`, int32."""
+    order = table.to(torch.int8).argsort(dim=-1, descending=True, stable=True)
+    return table.sum(-1, dtype=torch.int32), order.to(torch.int32).contiguous()
+
+
+def _made(
+    block: tuple[int, int], lengths: tuple[int, int], partial: tuple[Tensor, Tensor], full: tuple[Tensor, Tensor] | None = None
+) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
-    return BlockMask.from_kv_blocks(
-        counts, order.contiguous(), BLOCK_SIZE=(layout.block_q, layout.block_kv), seq_lengths=(layout.q_len, layout.kv_len)
-    )
+    full_counts, full_order = full or (None, None)
+    return BlockMask.from_kv_blocks(*partial, full_counts, full_order, BLOCK_SIZE=block, seq_lengths=lengths)

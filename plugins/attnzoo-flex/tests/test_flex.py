@@ -120,6 +120,50 @@ def test_blocks_outside_the_band_are_skipped():
     assert blocks.block_mask(spec(), AttentionInputs.of(spec(), *randn(3, 2, 4, 16, 32))) is None, "every pair attends"
 
 
+def table(counts, indices, columns):
+    """The blocks that lists stand for, `(rows, columns)`."""
+    listed = torch.arange(columns) < counts[0, 0, :, None]
+    return torch.zeros(counts.shape[2], columns, dtype=torch.bool).scatter_(1, indices[0, 0, :, :columns].long(), listed)
+
+
+@pytest.mark.parametrize("lengths", [(300, 300), (300, 1000), (1000, 300), (1, 700), (128, 256), (129, 257)])
+@pytest.mark.parametrize("band", [(None, 0), (128, 0), (0, 0), (40, None), (None, 300), (127, 127), (5000, 5000)])
+@pytest.mark.parametrize("align", ["top_left", "bottom_right"])
+def test_the_blocks_of_a_band_are_those_of_its_layout(lengths, band, align):
+    q, k = torch.empty(1, 1, lengths[0], 16), torch.empty(1, 1, lengths[1], 16)
+    asked = AttentionSpec.of(q, k, k, window=band, align=align)
+    made = blocks.block_mask(asked, AttentionInputs.of(asked, q, k, k))
+    layout = attnzoo.layouts.sliding_window(*lengths, window=band, block=128, align=align)
+    for lists, counts, indices in (
+        (layout.partial, made.kv_num_blocks, made.kv_indices),
+        (layout.full, made.full_kv_num_blocks, made.full_kv_indices),
+    ):
+        expected = torch.zeros(layout.rows, layout.columns, dtype=torch.bool)
+        expected[lists.row_of_each(), lists.indices.long()] = True
+        assert torch.equal(table(counts, indices, layout.columns), expected)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"window": (200, 0)}, {"mask": torch.arange(300)[None] % 5 != 1}], ids=["causal", "window", "mask"]
+)
+def test_a_band_compiles_in_one_graph(options):
+    """Its lists of blocks are made by what Dynamo can follow, also where it takes the lengths as symbols."""
+
+    def call(q):
+        return attnzoo.attention(q, q, q, backend="flex_eager", **{"causal": True, **options})
+
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for length in (300,) if "mask" in options else (300, 140, 400):
+        q = randn(2, 2, length, 16)
+        torch.testing.assert_close(compiled(q), call(q), atol=1e-6, rtol=1e-5)
+
+
+def test_what_reaches_beyond_int32_is_copied():
+    far = torch.empty_strided((1, 1, 3, 8), (2**33, 2**33, 2**30, 1), device="meta")
+    assert backend.near(far).stride() == (24, 24, 8, 1), "FlexAttention's kernels count in int32, and would read elsewhere"
+    assert backend.near(far[:, :, :2]).stride(2) == 2**30, "what it can count is not copied"
+
+
 def test_a_layout_is_converted_once():
     layout = BlockLayout.from_blocks(torch.eye(2, dtype=torch.bool), block=64)
     q = randn(1, 1, 128, 16)

@@ -181,10 +181,15 @@ class ReadyGradient(torch.autograd.Function):
 
 
 def kernel_ready(tensor: Tensor, aligned: bool) -> Tensor:
-    """The tensor, or a copy where torch's kernels would refuse its strides or read it wrongly."""
-    if tensor.stride(-1) == 1 and (is_aligned(tensor) if aligned else not overlaps(tensor)):
+    """The tensor, or a copy where torch's kernels would refuse its strides or read it wrongly.
+
+    A copy for the CUDA kernels keeps the order of the dims in memory, which their result has as well: a compiled call, which
+    copies whatever it is given, then gives the strides that an eager one gives.
+    """
+    has_rows = tensor.stride(-1) == 1
+    if has_rows and (is_aligned(tensor) if aligned else not overlaps(tensor)):
         return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return tensor.clone(memory_format=torch.preserve_format if aligned and has_rows else torch.contiguous_format)
 
 
 def is_aligned(tensor: Tensor) -> bool:

@@ -97,7 +97,7 @@ def trains_in_half(spec: AttentionSpec) -> bool:
 
 
 def flash_rules(spec: AttentionSpec) -> list[str]:
-    return same_dim(spec) + nvidia(spec)
+    return same_dim(spec) + nvidia(spec) + grid(spec)
 
 
 def cudnn_rules(spec: AttentionSpec) -> list[str]:

@@ -147,6 +147,8 @@ def test_what_torch_has_not_is_refused(name, feature, changes):
         ("sdpa_flash", "top_left (", {"causal": True, "align": "top_left", "kv_len": 20}),
         ("sdpa_flash", "deterministic", {"deterministic": True, "grads": ("q",)}),
         ("sdpa_flash", "empty", {"kv_len": 0}),
+        ("sdpa_flash", "batch is 65536", {"batch": 65536}),
+        ("sdpa_flash", "q_heads is 65536", {"q_heads": 65536}),
         ("sdpa_cudnn", "head_dim is 20", {"head_dim": 20}),
         ("sdpa_cudnn", "k has length 1", {"kv_len": 1}),
         ("sdpa_cudnn", "scale is 1e-06", {"scale": 1e-6, "dtype": torch.float16, "grads": ("q",)}),
@@ -236,6 +238,17 @@ def test_a_view_of_one_batch_entry_is_written_out_for_cuda_kernels():
     made = convert.convert(asked, attnzoo.AttentionInputs.of(asked, q, k, k), wants)
     assert 0 not in made.q.stride(), f"strides are {made.q.stride()}: cuDNN lays its result out like that"
     assert torch.equal(made.q, q)
+
+
+@pytest.mark.parametrize(
+    "q", [randn(2, 5, 4, 16).transpose(1, 2), randn(2, 4, 5, 32)[..., :16], randn(2, 4, 5, 16)], ids=["bshd", "slack", "bhsd"]
+)
+def test_what_is_copied_when_compiled_keeps_its_order_in_memory(q):
+    """The kernels lay their result out like q: a compiled call would give other strides than an eager one."""
+    compiled = torch.compile(lambda tensor: convert.kernel_ready(tensor, True), fullgraph=True, backend="aot_eager")
+    eager = torch.empty_like(convert.kernel_ready(q, True))
+    assert torch.empty_like(compiled(q)).stride() == eager.stride()
+    assert torch.equal(compiled(q), q)
 
 
 def test_torchs_switches_are_as_before():

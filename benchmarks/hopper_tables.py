@@ -83,7 +83,8 @@ def profiled(profile: dict[str, Any]) -> str:
     lines = []
     for case, counters in profile["kernels"].items():
         shares = [f"{counters[name]:.0f}" for name in COUNTERS]
-        lines.append([case.partition(": ")[2], f"{counters['cycles'] / 1e3:.0f}", *shares])
+        kernel, _, cell = case.partition(": ")[2].partition(" ")
+        lines.append([f"{kernel} {cell.partition(' ')[2]}", f"{counters['cycles'] / 1e3:.0f}", *shares])
     return pages.table(["kernel", "thousand cycles", *COUNTERS.values()], lines)
 
 

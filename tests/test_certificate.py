@@ -72,6 +72,24 @@ def test_a_case_judged_forward_only_passes_there_and_is_refused_with_gradients()
     assert overall(made.dtypes["float32"]) == "forward only"
 
 
+def test_a_case_counts_in_the_dtype_in_which_it_was_asked() -> None:
+    """A backend of bf16 alone is asked most cases there, whose own dtype is fp32: it must not seem to serve that."""
+    made = certificate(line("T25-compiled-plain", dtype="bfloat16"))
+    assert made.dtypes["bfloat16"]["passed"] == 1
+    assert "float32" not in made.dtypes
+
+
+def test_a_case_that_fails_and_then_kills_its_worker_is_one_failure() -> None:
+    case = "T12-grid-heads-65536"
+    made = certificate(
+        line(case, "failed", error="invalid argument", repeat="again"), line(case, "failed", error="worker 'gw1' crashed", repeat="again")
+    )
+    assert made.counts["failed"] == 1
+    assert [failure["error"] for failure in made.failures] == ["invalid argument"]
+    made = certificate(line(case), line(case, "failed", error="its clean-up failed", repeat="again"))
+    assert (made.counts["passed"], made.counts["failed"]) == (0, 1)
+
+
 def test_a_forward_that_failed_without_its_gradients_fails_the_forward() -> None:
     made = certificate(line("T06-causal-square-64-fp32", "failed", error="off", repeat="again", has_backward=False))
     assert made.features["causal"]["forward"]["verdict"] == "FAILED"
@@ -123,17 +141,11 @@ def test_a_failure_outside_the_cases_fails_the_certificate(test: str) -> None:
     assert test in made.failures[0]["repeat"]
 
 
-def test_a_failure_without_a_command_is_given_one() -> None:
-    """A crashed worker leaves only the id of its test."""
-    made = certificate(line("T06-causal-square-64-fp16", "failed", error="worker 'gw0' crashed", repeat=""))
-    assert made.failures[0]["repeat"].startswith("python -m attnzoo.testing --backend mine --device cpu --check accuracy")
-    assert "dtype='float16'" in made.failures[0]["repeat"]
-
-
-def test_a_required_case_without_a_command_is_repeated_by_its_id() -> None:
-    """It was judged in a dtype that the backend claims, which its problem does not say."""
-    made = certificate(line("T32-plain-forward-fp16", "failed", error="worker 'gw0' crashed", repeat=""))
-    expected = "pytest --pyargs attnzoo.conformance --attn-backend mine --attn-device cpu -k T32-plain-forward-fp16"
+@pytest.mark.parametrize("case", ["T06-causal-square-64-fp16", "T32-plain-forward-fp16"])
+def test_a_failure_without_a_command_is_repeated_by_its_id(case: str) -> None:
+    """A crashed worker leaves no more; the case was perhaps asked in a dtype and head dim that its problem does not say."""
+    made = certificate(line(case, "failed", error="worker 'gw0' crashed", repeat=""))
+    expected = f"pytest --pyargs attnzoo.conformance --attn-backend mine --attn-device cpu -k {case}"
     assert made.failures[0]["repeat"] == expected
 
 

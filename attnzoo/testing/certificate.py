@@ -96,10 +96,10 @@ class Certificate:
     ) -> Certificate:
         """From the lines of `attnzoo.testing.recorder`, in any order.
 
-        Features and dtypes count the cases that judge a result; a required case is of a dtype that the backend claims,
-        whatever it asks for, so it says nothing of dtypes.
+        Features and dtypes count the cases that judge a result, in the dtype in which each was asked; a required case is asked in
+        one that the backend claims, whatever its own, so it says nothing of dtypes.
         """
-        found = sorted((_named(line, backend) for line in lines), key=lambda line: (line["test"], line["name"]))
+        found = _one_each(sorted((_named(line, backend) for line in lines), key=lambda line: (line["test"], line["name"])))
         entries = [_entry(line) for line in found if _is_case(line)]
         judged = [entry for entry in entries if entry.judges_result]
         failures = [_failure(line, backend, run) for line in found if line["kind"] == "failed"]
@@ -171,6 +171,16 @@ def _named(line: Mapping[str, Any], backend: str) -> dict[str, Any]:
     return {"name": line["parameters"].removeprefix(backend).removeprefix("-"), **line}
 
 
+def _one_each(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One line a test: of one that also failed in its clean-up, or whose worker then died, the first failure."""
+    kept: dict[tuple[str, str], dict[str, Any]] = {}
+    for line in lines:
+        key = line["test"], line["name"]
+        if key not in kept or (line["kind"] == "failed" and kept[key]["kind"] != "failed"):
+            kept[key] = line
+    return list(kept.values())
+
+
 def _is_case(line: Mapping[str, Any]) -> bool:
     """Whether it tells of a case, not of another test, nor of a case whose parameters are lost."""
     return line["test"] == "test_case" and line["name"] in _cases()
@@ -188,7 +198,7 @@ def _entry(line: Mapping[str, Any]) -> Entry:
     return Entry(
         case=case.id,
         family=case.family,
-        dtype=problem.dtype,
+        dtype=line.get("dtype", problem.dtype),
         features=problem.features,
         has_backward=line.get("has_backward", case.judges_gradient),
         kind=line["kind"],
@@ -205,12 +215,9 @@ def _failure(line: Mapping[str, Any], backend: str, run: Run) -> dict[str, str]:
 
 def _command(line: Mapping[str, Any], backend: str, run: Run) -> str:
     """What repeats a test that left no command: its worker died."""
-    case = _case(line["name"]) if _is_case(line) else None
-    if case is not None and not case.required:
-        return case.problem.reproduction(backend, case.check, run.device)
     options = f"--attn-backend {backend} --attn-device {run.device}"
-    if case is not None:  # judged in a dtype that the backend claims, whatever its own
-        return f"pytest --pyargs attnzoo.conformance {options} -k {case.id}"
+    if _is_case(line):  # perhaps asked in another dtype and head dim than its own
+        return f"pytest --pyargs attnzoo.conformance {options} -k {line['name']}"
     kind, _, number = line["name"].partition("-")
     seeds = f"{number}:{int(number) + 1}" if kind == "chunk" else run.seeds
     return f"pytest --pyargs attnzoo.conformance {options} --attn-profile {run.profile} --attn-seeds {seeds} -k {line['test']}"

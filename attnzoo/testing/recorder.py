@@ -20,7 +20,7 @@ DEATH = re.compile(r"^worker '(\w+)' crashed", re.M)
 OWN_ERROR = re.compile(r"^attnzoo\.testing\.failure\.\w+: (?=.)")
 REPEAT = re.compile(r"^[E ]*repeat: (python -m attnzoo\.testing .*|pytest .*)$", re.M)
 NOTED = ("test_case", "test_random_problems")  # those that leave in the journal what they are about to judge
-KEPT = ("name", "has_backward", "without_lse", "claimed")
+KEPT = ("name", "dtype", "has_backward", "without_lse", "claimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,6 +64,7 @@ def line_of(report: pytest.TestReport) -> dict[str, Any]:
         `test` and `parameters`: the function, and what stands in the brackets of its id.
         `name`: the case or chunk; missing where the test did not come so far.
         `kind`: "passed", "forward only", "refused", "not applicable", "failed" or "known failure".
+        `dtype`: in which a case was asked.
         `has_backward`, `without_lse`, `claimed`: of a case, as of `attnzoo.testing.verdict.Entry`.
         `reasons`: of a refusal, of what is not applicable, of a known failure.
         `error`, `repeat`: of a failure; the first line of its message and the command that repeats it, if it has one.

@@ -131,6 +131,7 @@ class BackendConformance:
         known_failure(attn_case.id)
         attn_record |= _record(subject, attn_case, attn_device)
         problem = judged_problem(subject, attn_case, attn_device)
+        attn_record["dtype"] = problem.dtype
         repeat = attn_repeat(problem, attn_case.check)
         note(repeat)
         try:

@@ -51,11 +51,8 @@ def compile_share(backend: str, profile: str, share: int, shares: int, most: int
     """Compile those of the kernels that fall to this share, and say how many there are in all."""
     import importlib
 
-    import torch
-    import triton
-    from triton.backends.compiler import GPUTarget
+    from flash_compile import compile_source, replace_launches
 
-    from attnzoo.backends.triton import launch, launchers, problem
     from attnzoo.testing.inputs import make_call
     from attnzoo.testing.subject import Subject
 
@@ -65,17 +62,16 @@ def compile_share(backend: str, profile: str, share: int, shares: int, most: int
     kinds: Counter[str] = Counter()
     began, compiled = time.time(), 0
 
-    def compile_source(self: Any, plan: Any, arguments: Any, aligned: Any, types: Any) -> None:
+    def compile_mine(kernel: Any, plan: Any, source: Any) -> None:
         nonlocal compiled
-        source = self.source(arguments, plan.constants, aligned)
         key = f"{source.hash()} {plan.tile.options}"
         if not plan.programs or key in seen:
             return
         seen.add(key)
-        kinds[self.fn.__name__] += 1
+        kinds[kernel.fn.__name__] += 1
         is_mine = int(hashlib.md5(key.encode()).hexdigest(), 16) % shares == share
         if is_mine and (most is None or compiled < most):
-            triton.compile(source, target=GPUTarget("cuda", 10 * CAPABILITY[0] + CAPABILITY[1], 32), options=plan.tile.options)
+            compile_source(CAPABILITY, plan, source)
             compiled += 1
 
     def attempt(asked: Any) -> None:
@@ -87,10 +83,7 @@ def compile_share(backend: str, profile: str, share: int, shares: int, most: int
         except Exception as error:  # a refusal, or a compiler's: the card will say so
             kinds[type(error).__name__] += 1
 
-    torch.set_num_threads(1)
-    launch.Kernel.launch = compile_source  # type: ignore[method-assign]
-    problem.capability_of = lambda device: CAPABILITY  # type: ignore[assignment]
-    launchers.processors_of = lambda device: PROCESSORS  # type: ignore[assignment]
+    replace_launches(CAPABILITY, PROCESSORS, compile_mine)
     each_problem(subject, profile, attempt)
     print(f"share {share}: {len(seen)} kernels, {compiled} compiled in {time.time() - began:.0f} s; {dict(kinds)}", flush=True)
 

@@ -19,22 +19,31 @@ from attnzoo.backends.flash import Flash
 MOST_WORKERS = 16
 
 
-def only_compile(capability: tuple[int, int], processors: int) -> None:
-    """Make this process compile for such a card wherever it would launch, from tensors on the CPU; it never touches the GPU."""
+def replace_launches(capability: tuple[int, int], processors: int, instead: Callable[[Any, Any, Any], None]) -> None:
+    """Make this process plan for such a card, from tensors on the CPU, and call `instead(kernel, plan, source)` for each launch."""
+    from attnzoo.backends.triton import launch, launchers, problem
+
+    def called(kernel: Any, plan: Any, arguments: Any, aligned: Any, types: Any) -> None:
+        instead(kernel, plan, kernel.source(arguments, plan.constants, aligned))
+
+    launch.Kernel.launch = called  # type: ignore[method-assign]
+    problem.capability_of = lambda device: capability  # type: ignore[assignment]
+    launchers.processors_of = lambda device: processors  # type: ignore[assignment]
+    torch.set_num_threads(1)
+
+
+def compile_source(capability: tuple[int, int], plan: Any, source: Any) -> None:
+    """Into Triton's cache on disk."""
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from attnzoo.backends.triton import launch, launchers, problem
+    triton.compile(source, target=GPUTarget("cuda", 10 * capability[0] + capability[1], 32), options=plan.tile.options)
 
-    def compile_source(self: Any, plan: Any, arguments: Any, aligned: Any, types: Any) -> None:
-        target = GPUTarget("cuda", 10 * capability[0] + capability[1], 32)
-        triton.compile(self.source(arguments, plan.constants, aligned), target=target, options=plan.tile.options)
 
-    launch.Kernel.launch = compile_source  # type: ignore[method-assign]
-    problem.capability_of = lambda device: capability  # type: ignore[assignment]
-    launchers.processors_of = lambda device: processors  # type: ignore[assignment]
+def only_compile(capability: tuple[int, int], processors: int) -> None:
+    """Make this process compile for such a card wherever it would launch; it never touches the GPU."""
+    replace_launches(capability, processors, lambda kernel, plan, source: compile_source(capability, plan, source))
     Flash.unsupported_reasons = lambda self, spec: []  # type: ignore[method-assign]
-    torch.set_num_threads(1)
 
 
 def in_parallel(compile_one: Callable[..., None], jobs: list[tuple[Any, ...]]) -> list[str]:

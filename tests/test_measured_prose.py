@@ -63,7 +63,7 @@ def test_what_is_said_of_the_shortest_sparse_call_is_so(matrix):
     assert f"from round to round `block_sparse`'s took {min(rounds):.2f} to {max(rounds):.2f} ms" in prose("bench.md"), rounds
 
 
-def test_what_is_said_of_the_roof_and_of_the_runs_is_so(matrix):
+def test_what_is_said_of_the_roof_is_so(matrix):
     copy, product = matrix.machine["ceilings"]["copy"] / 1e3, matrix.machine["ceilings"]["bfloat16"]
     shares: dict[Workload, float] = {}
     for c in (c for c in matrix.cells if c.status == "time" and copy * c.flops / c.hbm_bytes < product):
@@ -72,15 +72,7 @@ def test_what_is_said_of_the_roof_and_of_the_runs_is_so(matrix):
     assert kinds == {(512, True, ""), (8192, False, "random:0.03125")}, kinds
     low, high = min(shares.values()), max(shares.values())
     assert f"the fastest of each at {100 * low:.0f} to {high:.0%} of it" in prose("bench.md"), (low, high)
-    first = [c for c in matrix.cells if not c.run]
-    cut = f"cut by the clock after {len(first)} cells: all of the dense ones"
-    assert f"{cut}, and of the random blocks densities 1, 1/4 and 1/16 but for the backward at S = 32768 and 1/16" in prose("bench.md")
-    assert f"The other {len(matrix.cells) - len(first)} were resumed" in prose("bench.md")
-    cold = {(c.workload.layout, c.workload.length, c.workload.direction): c.run for c in matrix.cells if c.workload.cache == "cold"}
-    assert {key for key, run in cold.items() if run} == {
-        *((f"random:{share}", n, way) for share in (0.5, 0.125, 0.03125) for n in (8192, 32768) for way in ("forward", "backward")),
-        ("random:0.0625", 32768, "backward"),
-    }
+    assert all(not cell.run and cell.status != "wrong" for cell in matrix.cells), "all of one run, which the page no longer has to explain"
 
 
 def test_what_is_said_of_the_loss_curves_is_so():

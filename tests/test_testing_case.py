@@ -247,9 +247,10 @@ def test_a_required_case_may_not_be_refused() -> None:
         run(WithoutMask(), MASKED, required=True)
 
 
-def test_a_required_case_takes_a_claimed_dtype() -> None:
-    assert run(WithoutMask(), PLAIN).kind == "refused"
-    assert run(WithoutMask(), PLAIN, required=True).kind == "passed"
+def test_a_case_takes_a_claimed_dtype_unless_it_is_about_its_own() -> None:
+    assert run(WithoutMask(), PLAIN).kind == "passed"
+    assert run(WithoutMask(), replace(PLAIN, dtype="bfloat16")).kind == "refused"
+    assert run(WithoutMask(), replace(PLAIN, dtype="bfloat16"), required=True).kind == "passed"
 
 
 def test_a_case_of_another_device_is_not_applicable() -> None:

@@ -1,4 +1,4 @@
-"""The kernel variants of the deep profile: a committed list in which every two feature values meet.
+"""The kernel variants of the deep profile: a committed list in which every two feature values meet, and what training asks for.
 
 `python -m attnzoo.testing.variants` writes the list again; greedy, and the same every time.
 """
@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-__all__ = ["FACTORS", "VARIANTS", "covering_list", "pairs_of"]
+__all__ = ["FACTORS", "VARIANTS", "covering_list", "pairs_of", "training_list"]
 
 Variant = dict[str, str]
 Pair = tuple[tuple[str, str], tuple[str, str]]
@@ -34,6 +34,8 @@ FACTORS: dict[str, tuple[str, ...]] = {
     "storage": ("contiguous", "bshd", "slack"),
 }
 """What a kernel is compiled for: factor -> its values, the simplest first."""
+
+TRAINED_BANDS = ("none", "causal", "bottom_right", "causal_window", "window")
 
 LIST = Path(__file__).with_name("variants.json")
 
@@ -71,13 +73,25 @@ def _gain(variant: Variant, factor: str, value: str, missing: Mapping[Pair, None
     return sum(pair in missing for pair in met)
 
 
+def training_list() -> list[Variant]:
+    """Half precision, every gradient, and of the features the bands, the lse and grouped heads: where all features are drawn alike, such
+    calls hardly occur, and many a backend has its fastest kernels for them alone."""
+    plain = {factor: values[0] for factor, values in FACTORS.items()} | {"grads": "all"}
+    turns = zip(itertools.cycle(("bfloat16", "float16")), itertools.cycle(("none", "none", "o+lse")), itertools.cycle(FACTORS["storage"]))
+    made = []
+    for head_dim, (band, group) in itertools.product(("64", "72", "128"), zip(TRAINED_BANDS, itertools.cycle(("1", "4")))):
+        dtype, lse, storage = next(turns)
+        made.append({**plain, "dtype": dtype, "head_dim": head_dim, "band": band, "lse": lse, "group": group, "storage": storage})
+    return made
+
+
 def _read() -> tuple[Variant, ...]:
     return tuple(json.loads(LIST.read_text()))
 
 
 def write() -> None:
     """Write the list, a line a variant."""
-    LIST.write_text("[\n" + ",\n".join(json.dumps(variant) for variant in covering_list()) + "\n]\n")
+    LIST.write_text("[\n" + ",\n".join(json.dumps(variant) for variant in covering_list() + training_list()) + "\n]\n")
 
 
 if __name__ == "__main__":

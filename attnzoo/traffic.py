@@ -120,6 +120,8 @@ def of_paper(spec: AttentionSpec, block_kv: int) -> Traffic:
 def of_kernels(spec: AttentionSpec, capability: tuple[int, int] = HOPPER, *, portable: bool = False) -> Traffic:
     """Our kernels: those that `flash`, and with a layout `block_sparse`, run on a card of that capability.
 
+    A backward is counted as that of q, k and v, whatever of them needs a gradient.
+
     Args:
         portable: the Triton kernels also where those of Hopper could serve; on the card a forward that keeps too little of it
             busy runs them too (`flash.is_small`), which depends on its processors and is not asked here.

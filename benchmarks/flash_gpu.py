@@ -3,6 +3,7 @@
     python benchmarks/flash_gpu.py check          every feature against naive in fp32, and what only a GPU can show
     python benchmarks/flash_gpu.py recheck        the part of it that a change of tiles can break
     python benchmarks/flash_gpu.py tune           each kernel under many tiles, for the tables in triton/table.py
+    python benchmarks/flash_gpu.py tune_short     the forward under many tiles at 512 to 2048 keys
     python benchmarks/flash_gpu.py compare        against SDPA (FA2, cuDNN) and torch.compile(flex_attention)
     python benchmarks/flash_gpu.py decode         few queries over long caches
     python benchmarks/flash_gpu.py host           the host's share of a call, Hopper kernels included
@@ -33,6 +34,7 @@ WORDS = {
     "check": ("flash_check", "check"),
     "recheck": ("flash_check", "recheck"),
     "tune": ("flash_tune", "tune"),
+    "tune_short": ("flash_tune", "tune_short"),
     "compare": ("flash_compare", "compare"),
     "decode": ("flash_decode", "decode"),
     "host": ("flash_host", "host"),

@@ -58,6 +58,34 @@ def tune(save: Callable[[str, Any], None], length: int = 4096) -> None:
     adopt(rows)
 
 
+SHORT_LENGTH = 512
+SHORT_CANDIDATES: dict[int, list[Sizes]] = {
+    64: [(64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 2), (128, 64, 4, 2), (128, 128, 8, 2), (64, 128, 4, 2), (64, 32, 4, 3)],
+    128: [
+        (128, 128, 8, 3),
+        (128, 128, 8, 2),
+        (64, 64, 4, 2),
+        (64, 64, 4, 3),
+        (64, 128, 4, 2),
+        (128, 64, 8, 2),
+        (128, 64, 8, 3),
+        (128, 64, 4, 2),
+    ],
+}
+
+
+def tune_short(save: Callable[[str, Any], None]) -> None:
+    """The forward's tiles where a program has few steps of keys: what is best for thousands of keys need not be. Adopts nothing."""
+    jobs = [("forward", dim, causal, tile) for dim, tiles in SHORT_CANDIDATES.items() for causal in (False, True) for tile in tiles]
+    in_parallel(compile_tile, jobs)
+    rows = []
+    for dim, causal, length in itertools.product(SHORT_CANDIDATES, (False, True), (SHORT_LENGTH, 2 * SHORT_LENGTH, 4 * SHORT_LENGTH)):
+        found = ranked("forward", dim, causal, SHORT_CANDIDATES[dim], length)
+        rows.append((dim, causal, length, found))
+        save("tune_short", rows)
+        print(f"forward D={dim} causal={int(causal)} S={length}", "  ".join(f"{t}:{n:.0f}" for n, t in found), flush=True)
+
+
 def ranked(kernel: str, dim: int, causal: bool, tiles: list[Sizes], length: int) -> Found:
     """Those that can't run are told and left out."""
     found = []

@@ -182,7 +182,7 @@ def test_flops_and_bytes_of_the_committed_matrix_are_todays(script):
     """A cell keeps the account by which its TFLOP/s and GB/s were told; an account that changed needs new tables."""
     found = Results.read(script("bench_tables").FILE).cells
     costs = {workload: workload.cost() for workload in {cell.workload for cell in found}}
-    off = [cell.command() for cell in found if (cell.flops, cell.hbm_bytes) != (costs[cell.workload].flops, costs[cell.workload].hbm_bytes)]
+    off = [cell.key for cell in found if (cell.flops, cell.hbm_bytes) != (costs[cell.workload].flops, costs[cell.workload].hbm_bytes)]
     assert not off, off
 
 

@@ -53,7 +53,13 @@ def test_numbers_of_a_cell():
     assert timed.spread == 0.5, "half of 3 - 1, as a share of 2"
     assert timed.tflops == 2.0, "4 GFLOP in 2 ms"
     assert timed.bandwidth == 5.0, "10 MB in 2 ms, in GB/s"
-    assert Cell.from_dict(timed.to_dict()) == timed
+    assert Cell.from_dict(timed.to_dict({})) == timed
+
+
+def test_the_command_of_a_cell_has_the_settings_of_its_run() -> None:
+    timed = cell("naive", 1.0)
+    assert timed.command({"rounds": 3, "seconds": 0.3, "relative_to": "naive"}).endswith(" --rounds 3 --seconds 0.3")
+    assert "--rounds" not in timed.command({})
 
 
 def test_relative_speed_pairs_the_rounds():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
+import sys
+import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +157,9 @@ def test_tritons_are_told_apart(found: str, is_taken: bool, monkeypatch: pytest.
         ),
     ],
 )
-def test_explain_says_which_kernel_and_why(found: str, grads: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_explain_says_which_kernel_and_why(
+    found: str, grads: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch, processors: None
+) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(flash, "machine_reasons", lambda device: [])
     monkeypatch.setattr(flash, "is_small", lambda spec: False)
@@ -166,23 +170,38 @@ def test_explain_says_which_kernel_and_why(found: str, grads: bool, expected: li
     assert flash.Flash(is_interpreted=False).notes(spec) == expected
 
 
+@pytest.fixture
+def processors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a card of 132 multiprocessors, without triton."""
+    launchers = types.ModuleType("launchers")
+    launchers.processors_of = lambda device: 132  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "attnzoo.backends.triton.launchers", launchers)
+
+
 @pytest.mark.parametrize(
     ("grads", "is_portable"),
     [("q", True), ("k", True), ("v", True), ("kv", True), ("qk", False), ("qv", False), ("qkv", False)],
 )
-def test_where_the_portable_backward_leaves_a_pass_out_it_serves(grads: str, is_portable: bool) -> None:
-    spec = dataclasses.replace(spec_of(), grads=tuple(grads))
+def test_where_the_portable_backward_leaves_a_pass_out_it_serves(grads: str, is_portable: bool, processors: None) -> None:
+    spec = dataclasses.replace(spec_of(sizes=(4, 16, 512, 512)), grads=tuple(grads))
     fastest = flash.reasons_against_hopper.__wrapped__(spec, "backward")
     assert bool(fastest) == is_portable, fastest
     assert not flash.reasons_against_hopper.__wrapped__(spec, "backward", "hopper"), "held to the Hopper kernels, it takes them"
 
 
-def test_what_was_timed_backs_the_choice_of_the_backward() -> None:
+def test_few_queries_over_many_keys_keep_the_hopper_backward(processors: None) -> None:
+    """The portable dq kernel would walk all keys in 8 programs, on 132 multiprocessors."""
+    spec = dataclasses.replace(spec_of(sizes=(1, 8, 128, 131072), head_dim=128), grads=("q",))
+    assert not flash.reasons_against_hopper.__wrapped__(spec, "backward")
+
+
+def test_what_was_timed_backs_the_choice_of_the_backward(processors: None) -> None:
     """The committed times: of no subset is the kernel that is chosen now the slower one."""
     rows = json.loads((RESULTS / "flash.json").read_text())["subsets"]
     assert {tuple(row["grads"]) for row in rows} >= {("q",), ("k",), ("v",), ("q", "k"), ("k", "v"), ("q", "k", "v")}
     for row in rows:
-        spec = dataclasses.replace(spec_of(), grads=tuple(row["grads"]))
+        length, dim = row["length"], row["dim"]
+        spec = dataclasses.replace(spec_of(sizes=(16384 // length, 2048 // dim, length, length), head_dim=dim), grads=tuple(row["grads"]))
         chosen, other = ("portable", "hopper") if flash.is_one_sided(spec) else ("hopper", "portable")
         assert row[chosen] <= row[other], row
 

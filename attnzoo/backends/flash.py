@@ -22,6 +22,7 @@ from attnzoo.spec import AttentionSpec
 from attnzoo.tracing import constant_when_traced
 
 LOWEST_CAPABILITY = (8, 0)
+QUERY_TILE = 128  # of the portable dq kernel, at most
 LONGEST = 2**29  # positions and their sums are int32 in the kernels
 INTERPRET = "TRITON_INTERPRET"
 Kernels = Literal["fastest", "portable", "hopper"]
@@ -110,7 +111,7 @@ def reasons_against_hopper(spec: AttentionSpec, name: str, kernels: Kernels = "f
     if name == "backward":
         reasons = support.reasons_against(spec)
         if not reasons and kernels == "fastest" and is_one_sided(spec):
-            reasons.append("without the gradient of q, or with it alone, the portable kernels, which leave the rest out, are faster")
+            reasons.append("without the gradient of q, or with it alone, the portable kernels leave out the rest, and are faster")
         return tuple(reasons)
     reasons = support.reasons_against(replace(spec, grads=()))
     if not reasons and kernels == "fastest" and is_small(spec):
@@ -134,8 +135,16 @@ def is_small(spec: AttentionSpec) -> bool:
 
 def is_one_sided(spec: AttentionSpec) -> bool:
     """Whether dq is wanted alone, or not at all: a pass that the portable backward then leaves out, and the Hopper one, which makes
-    all three gradients in one, can't. The portable one took 0.46 to 0.94 of its time: measured, `benchmarks/flash_gpu.py subsets`."""
-    return "q" not in spec.grads or not {"k", "v"} & set(spec.grads)
+    all three gradients in one, can't. The portable one took 0.46 to 0.94 of its time: measured, `benchmarks/flash_gpu.py subsets`.
+
+    For dq it needs tiles of queries enough for the card: each walks all keys, where the Hopper one has programs for these.
+    """
+    if "q" not in spec.grads:
+        return True
+    from attnzoo.backends.triton.launchers import processors_of
+
+    tiles = spec.batch * spec.q_heads * -(-spec.q_len // QUERY_TILE)
+    return not {"k", "v"} & set(spec.grads) and tiles >= processors_of(spec.device)
 
 
 @constant_when_traced

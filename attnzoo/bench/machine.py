@@ -123,7 +123,7 @@ def _clocks() -> dict[str, str] | None:
 
 
 def _commit() -> str | None:
-    """Of the checkout that attnzoo runs from, "+" where files were changed; None for an installed one.
+    """Of the checkout that attnzoo runs from, "+" where files of it or of its plugins were changed; None for an installed one.
 
     `ATTNZOO_COMMIT` names it where a checkout without its history is run.
     """
@@ -136,7 +136,8 @@ def _commit() -> str | None:
 
     try:
         git("ls-files", "--error-unmatch", "__init__.py")  # a package inside somebody else's checkout is not it
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", str(folder.parent)) else "")
+        parts = [str(part) for part in (folder.parent, folder.parents[1] / "plugins") if part.exists()]
+        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--", *parts) else "")
     except (OSError, subprocess.SubprocessError):
         return None
 

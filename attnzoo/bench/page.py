@@ -64,7 +64,7 @@ def _family(results: Results, family: str, rows: Sequence[tuple[str, ...]]) -> s
         classes = [cell.status.replace(" ", "-")] + ["best"] * (cell.key in best) + ["first"] * (bool(last) and cell.workload.id != last)
         last = cell.workload.id
         lines.append(f'<tr class="{" ".join(classes)}">{_row(cell, row)}</tr>')
-    commands = "\n".join(escape(cell.command()) for cell in cells)
+    commands = "\n".join(escape(cell.command(results.settings)) for cell in cells)
     return (
         f'<h2>{escape(family)}</h2>\n<div class="wide"><table><tr>{_cells(COLUMNS, "th")}</tr>\n' + "\n".join(lines) + "\n</table></div>\n"
         f"<details><summary>Commands that repeat these cells</summary><pre><code>{commands}</code></pre></details>\n"

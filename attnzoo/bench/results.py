@@ -76,17 +76,17 @@ class Cell:
         """Compulsory bytes a second, GB/s."""
         return self.hbm_bytes / self.median / 1e6
 
-    def command(self, rounds: int | None = None) -> str:
-        """A command line that repeats this cell alone."""
-        repeated = [] if rounds is None else ["--rounds", str(rounds)]
-        return " ".join(["attnzoo bench", "--backend", self.backend, *self.workload.options(), *repeated])
+    def command(self, settings: Mapping[str, Any]) -> str:
+        """A command line that repeats this cell alone, as it was timed: settings: of its `Results`."""
+        timed = [f"--{name} {settings[name]}" for name in ("rounds", "seconds") if name in settings]
+        return " ".join(["attnzoo bench", "--backend", self.backend, *self.workload.options(), *timed])
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         derived = {}
         if self.status == "time":
             names = ("median", "spread", "tflops", "bandwidth")
             derived = {name: float(f"{getattr(self, name):.5g}") for name in names}
-        return {"id": self.workload.id, **asdict(self), **derived, "command": self.command()}
+        return {"id": self.workload.id, **asdict(self), **derived, "command": self.command(settings)}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cell:
@@ -186,7 +186,7 @@ class Results:
 
     def to_dict(self) -> dict[str, Any]:
         resumed = self.resumed[: max((cell.run for cell in self.cells), default=0)]  # a run that added nothing is none
-        cells = [cell.to_dict() for cell in self.cells]
+        cells = [cell.to_dict(self.settings) for cell in self.cells]
         return {"format": FORMAT, "machine": self.machine, "settings": self.settings, "resumed": resumed, "cells": cells}
 
     def to_json(self) -> str:

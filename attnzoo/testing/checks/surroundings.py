@@ -57,10 +57,10 @@ def compiled(subject: Subject, problem: Problem, device: torch.device) -> None:
 
 
 def compiled_for_other_sizes(subject: Subject, problem: Problem, device: torch.device) -> None:
-    """One compiled function, then batch 1 to 3 and other lengths: right each time."""
+    """One compiled function, then batch 1 to 3, other lengths and more heads: right each time."""
     function = _compile(subject, make_call(problem, device), device)
-    for batch, length in ((1, problem.q_len), (3, problem.q_len), (2, problem.q_len + 9)):
-        part = replace(problem, batch=batch, q_len=length)
+    for batch, length, times in ((1, problem.q_len, 1), (3, problem.q_len, 1), (2, problem.q_len + 9, 1), (2, problem.q_len, 2)):
+        part = replace(problem, batch=batch, q_len=length, q_heads=times * problem.q_heads, kv_heads=times * problem.k_heads)
         call = make_call(part, device)
         o = function(call.q, call.k, call.v)
         judge(Results(o.detach(), None, gradients(call, o, None)), part, device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import weakref
 from functools import lru_cache
@@ -36,13 +37,23 @@ def block_mask(spec: AttentionSpec, inputs: AttentionInputs, *, skips: bool = Tr
     if inputs.layout is not None:
         made = _of_layout(inputs.layout, asks_every_pair=has_more or spec.band != (None, None))
     else:
-        of_band = _of_band.__wrapped__ if torch.compiler.is_compiling() else _of_band
+        of_band = _of_band if is_kept() else _of_band.__wrapped__
         made = of_band(spec.q_len, spec.kv_len, spec.band, spec.diagonal, spec.device, has_more)
     if skips and spec.band == (None, None) and not has_more and has_no_rule(inputs.layout):
         return made  # a rule would only be compiled in, for blocks that don't exist
     made = copy.copy(made)
     made.mask_mod = mask_mod(spec, inputs)
     return made
+
+
+def is_kept() -> bool:
+    """Whether lists made now may be kept: not what a compiler traces, nor under a mode whose tensors hold nothing."""
+    return not torch.compiler.is_compiling() and type(torch.empty(0)) is Tensor
+
+
+def usable_later() -> contextlib.AbstractContextManager[Any]:
+    """Lists made in inference mode would be of no use to the training step that meets them next."""
+    return contextlib.nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False)
 
 
 def has_no_rule(layout: BlockLayout | None) -> bool:
@@ -53,7 +64,8 @@ def _of_layout(layout: BlockLayout, *, asks_every_pair: bool) -> Any:
     layout.check_unmodified()
     kept = _of_layouts.setdefault(layout, {})
     if asks_every_pair not in kept:
-        kept[asks_every_pair] = _all_partial(layout) if asks_every_pair else _without_rule(to_block_mask(layout))
+        with usable_later():
+            kept[asks_every_pair] = _all_partial(layout) if asks_every_pair else _without_rule(to_block_mask(layout))
     return kept[asks_every_pair]
 
 
@@ -62,10 +74,11 @@ def _of_band(
     q_len: int, kv_len: int, band: tuple[int | None, int | None], diagonal: int, device: torch.device, asks_every_pair: bool
 ) -> Any:
     """By arithmetic on the whole grid of blocks: torch.compile can follow it, whatever the lengths."""
-    seen, full = band_blocks(q_len, kv_len, band, diagonal, device)
-    if asks_every_pair:
-        return _made((BLOCK, BLOCK), (q_len, kv_len), _listed(seen))
-    return _made((BLOCK, BLOCK), (q_len, kv_len), _listed(seen & ~full), _listed(full))
+    with usable_later():
+        seen, full = band_blocks(q_len, kv_len, band, diagonal, device)
+        if asks_every_pair:
+            return _made((BLOCK, BLOCK), (q_len, kv_len), _listed(seen))
+        return _made((BLOCK, BLOCK), (q_len, kv_len), _listed(seen & ~full), _listed(full))
 
 
 def band_blocks(q_len: int, kv_len: int, band: tuple[int | None, int | None], diagonal: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -45,7 +45,8 @@ def _of_layout(layout: BlockLayout) -> MaskMod:
     """Made once: its tables are as large as the grid of blocks."""
     layout.check_unmodified()
     if layout not in _rules:
-        _rules[layout] = mask_mod_of(layout)
+        with torch.inference_mode(False):  # a training step may meet its tables next
+            _rules[layout] = mask_mod_of(layout)
     return _rules[layout]
 
 

@@ -203,3 +203,28 @@ def test_the_eager_reference_has_no_backward():
     q = randn(1, 1, 4, 8).requires_grad_()
     with pytest.raises(UnsupportedError, match="it has no backward"):
         attnzoo.attention(q, q, q, backend="flex_eager")
+
+
+@pytest.mark.parametrize("options", [{"causal": True}, {"layout": True}, {"layout": True, "window": (9, 0)}], ids=",".join)
+def test_what_is_kept_of_a_call_in_inference_mode_serves_training(options):
+    """Tensors made in that mode can't be saved for a backward: an evaluation would break the training step after it."""
+    q = randn(1, 1, 261, 16)
+    if "layout" in options:
+        options = {**options, "layout": attnzoo.layouts.random(261, density=0.6, block=64, seed=3)}
+    with torch.inference_mode():
+        attnzoo.attention(q, q, q, backend="flex_eager", **options)
+    asked = AttentionSpec.of(q, q, q, **options)
+    made = blocks.block_mask(asked, AttentionInputs.of(asked, q, q, q, layout=options.get("layout")))
+    lists = [made.kv_num_blocks, made.kv_indices, made.full_kv_num_blocks, made.q_indices]
+    assert not any(tensor.is_inference() for tensor in lists if tensor is not None)
+
+
+def test_a_call_under_a_fake_mode_leaves_nothing_behind():
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        q = torch.empty(1, 1, 263, 16)
+        attnzoo.attention(q, q, q, causal=True, backend="flex_eager")
+    q = randn(1, 1, 263, 16)
+    truth = attnzoo.attention(q, q, q, causal=True, backend="naive")
+    torch.testing.assert_close(attnzoo.attention(q, q, q, causal=True, backend="flex_eager"), truth, atol=2e-6, rtol=1e-5)

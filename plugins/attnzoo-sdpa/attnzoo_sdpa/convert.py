@@ -104,7 +104,8 @@ def convert(spec: AttentionSpec, inputs: AttentionInputs, wants: Wants) -> SdpaA
     q, k, v = [kernel_ready(tensor, wants.aligned) for tensor in (q, k, v)]
     if wants.aligned and is_expanded(q):
         q = q.contiguous()
-    return SdpaArguments(q, k, v, attn_mask, is_causal, scale, k.shape[1] != spec.q_heads, empty_rows, spec.dtype, wants.aligned)
+    enable_gqa = True if k.shape[1] != spec.q_heads else False  # noqa: SIM210 (of symbolic sizes a bool, which torch wants)
+    return SdpaArguments(q, k, v, attn_mask, is_causal, scale, enable_gqa, empty_rows, spec.dtype, wants.aligned)
 
 
 def positive_scale(q: Tensor, scale: float) -> tuple[Tensor, float]:
@@ -189,7 +190,11 @@ def kernel_ready(tensor: Tensor, aligned: bool) -> Tensor:
     has_rows = tensor.stride(-1) == 1
     if has_rows and (is_aligned(tensor) if aligned else not overlaps(tensor)):
         return tensor
-    return tensor.clone(memory_format=torch.preserve_format if aligned and has_rows else torch.contiguous_format)
+    if aligned and has_rows:
+        copy = tensor.clone(memory_format=torch.preserve_format)
+        if copy.stride(-1) == 1:  # of rows one element apart torch takes the shorter dim for the last one
+            return copy
+    return tensor.clone(memory_format=torch.contiguous_format)
 
 
 def is_aligned(tensor: Tensor) -> bool:

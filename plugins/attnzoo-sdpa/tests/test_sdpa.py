@@ -241,13 +241,16 @@ def test_a_view_of_one_batch_entry_is_written_out_for_cuda_kernels():
 
 
 @pytest.mark.parametrize(
-    "q", [randn(2, 5, 4, 16).transpose(1, 2), randn(2, 4, 5, 32)[..., :16], randn(2, 4, 5, 16)], ids=["bshd", "slack", "bhsd"]
+    "q",
+    [randn(2, 5, 4, 16).transpose(1, 2), randn(2, 4, 5, 32)[..., :16], randn(2, 4, 5, 16), randn(2, 4, 21).unfold(-1, 16, 1)],
+    ids=["bshd", "slack", "bhsd", "overlap"],
 )
 def test_what_is_copied_when_compiled_keeps_its_order_in_memory(q):
     """The kernels lay their result out like q: a compiled call would give other strides than an eager one."""
     compiled = torch.compile(lambda tensor: convert.kernel_ready(tensor, True), fullgraph=True, backend="aot_eager")
     eager = torch.empty_like(convert.kernel_ready(q, True))
     assert torch.empty_like(compiled(q)).stride() == eager.stride()
+    assert convert.kernel_ready(q, True).stride(-1) == compiled(q).stride(-1) == 1
     assert torch.equal(compiled(q), q)
 
 
@@ -281,13 +284,15 @@ def test_threads_do_not_exchange_their_kernels():
 
 
 @pytest.mark.parametrize("name", ["sdpa_flash", "sdpa_math"])
-def test_compiles_in_one_graph(name):
+@pytest.mark.parametrize("dynamic", [None, True])
+def test_compiles_in_one_graph(name, dynamic):
     def call(q, k):
         return attnzoo.attention(q, k, k, causal=True, align="bottom_right", backend=name)
 
-    q, k = randn(1, 4, 3, 8), randn(1, 2, 7, 8)
-    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
-    assert torch.allclose(compiled(q, k), call(q, k), atol=1e-6), "compiled and eager differ"
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for heads, kv_heads in ((4, 2), (6, 3), (2, 2)):
+        q, k = randn(1, heads, 3, 8), randn(1, kv_heads, 7, 8)
+        assert torch.allclose(compiled(q, k), call(q, k), atol=1e-6), "compiled and eager differ"
 
 
 def test_second_derivatives():

@@ -289,6 +289,7 @@ def test_compiles_in_one_graph(name, dynamic):
     def call(q, k):
         return attnzoo.attention(q, k, k, causal=True, align="bottom_right", backend=name)
 
+    torch._dynamo.reset()
     compiled = torch.compile(call, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for heads, kv_heads in ((4, 2), (6, 3), (2, 2)):
         q, k = randn(1, heads, 3, 8), randn(1, kv_heads, 7, 8)

@@ -243,10 +243,11 @@ except SystemExit as end:
 assert "torch" not in sys.modules
 print(time.process_time())
 """
-    found: list[float] = []
-    while len(found) < 15 and not (found and min(found) <= 0.300):  # of a busy machine's times only the least says something
-        found.append(float(python(code).stdout.splitlines()[-1]))
-    assert min(found) <= 0.300, f"attnzoo list takes {min(found) * 1e3:.0f} ms of CPU time, at most 300 allowed"
+    yardstick = "import asyncio, email.message, http.client, inspect, json, time, unittest; print(time.process_time())"
+    times = [[float(python(each).stdout.splitlines()[-1]) for each in (code, yardstick)] for _ in range(8)]
+    best, usual = map(min, zip(*times))
+    allowed = max(0.300, 4 * usual)  # 300 ms where the yardstick takes 75: a slow or busy machine takes as much longer for both
+    assert best <= allowed, f"attnzoo list takes {best * 1e3:.0f} ms of CPU time, at most {allowed * 1e3:.0f} allowed"
 
 
 NO_TRITON = """

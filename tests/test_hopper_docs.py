@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-import types
 from pathlib import Path
 from statistics import geometric_mean
 from typing import Any
@@ -132,11 +130,8 @@ def spec_of(problem: Problem) -> AttentionSpec:
     return AttentionSpec.of(q, k, v, **options)
 
 
-def test_the_page_says_what_of_the_kit_reaches_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_page_says_what_of_the_kit_reaches_the_kernels(monkeypatch: pytest.MonkeyPatch, processors: None) -> None:
     """On a card of 132 multiprocessors."""
-    launchers = types.ModuleType("launchers")
-    launchers.processors_of = lambda device: 132  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "attnzoo.backends.triton.launchers", launchers)
     monkeypatch.setattr(support, "machine_reasons", lambda device: [])
     reasons = flash.reasons_against_hopper.__wrapped__
     served = {"float16", "bfloat16"}

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import importlib.util
 import json
-import sys
-import types
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -157,9 +155,7 @@ def test_tritons_are_told_apart(found: str, is_taken: bool, monkeypatch: pytest.
         ),
     ],
 )
-def test_explain_says_which_kernel_and_why(
-    found: str, grads: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch, processors: None
-) -> None:
+def test_explain_says_which_kernel_and_why(found: str, grads: bool, expected: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(flash, "machine_reasons", lambda device: [])
     monkeypatch.setattr(flash, "is_small", lambda spec: False)
@@ -168,14 +164,6 @@ def test_explain_says_which_kernel_and_why(
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     spec = dataclasses.replace(spec_of(grads=grads), device=torch.device("cuda", 0))
     assert flash.Flash(is_interpreted=False).notes(spec) == expected
-
-
-@pytest.fixture
-def processors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a card of 132 multiprocessors, without triton."""
-    launchers = types.ModuleType("launchers")
-    launchers.processors_of = lambda device: 132  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "attnzoo.backends.triton.launchers", launchers)
 
 
 @pytest.mark.parametrize(

@@ -141,10 +141,11 @@ def is_one_sided(spec: AttentionSpec) -> bool:
     """
     if "q" not in spec.grads:
         return True
+    if {"k", "v"} & set(spec.grads):
+        return False
     from attnzoo.backends.triton.launchers import processors_of
 
-    tiles = spec.batch * spec.q_heads * -(-spec.q_len // QUERY_TILE)
-    return not {"k", "v"} & set(spec.grads) and tiles >= processors_of(spec.device)
+    return spec.batch * spec.q_heads * -(-spec.q_len // QUERY_TILE) >= processors_of(spec.device)
 
 
 @constant_when_traced

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import weakref
 from functools import lru_cache
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from attnzoo import AttentionInputs, AttentionSpec, BlockLayout
 from attnzoo.layouts.convert import to_block_mask
-from attnzoo_flex.mods import mask_mod, needs_more_than_band
+from attnzoo_flex.mods import mask_mod, needs_more_than_band, usable_later
 
 __all__ = ["BLOCK", "block_mask"]
 
@@ -51,11 +50,6 @@ def is_kept() -> bool:
     return not torch.compiler.is_compiling() and type(torch.empty(0)) is Tensor
 
 
-def usable_later() -> contextlib.AbstractContextManager[Any]:
-    """Lists made in inference mode would be of no use to the training step that meets them next."""
-    return contextlib.nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False)
-
-
 def has_no_rule(layout: BlockLayout | None) -> bool:
     return layout is not None and layout.partial.indices.numel() == 0
 
@@ -70,9 +64,7 @@ def _of_layout(layout: BlockLayout, *, asks_every_pair: bool) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _of_band(
-    q_len: int, kv_len: int, band: tuple[int | None, int | None], diagonal: int, device: torch.device, asks_every_pair: bool
-) -> Any:
+def _of_band(q_len: int, kv_len: int, band: Band, diagonal: int, device: torch.device, asks_every_pair: bool) -> Any:
     """By arithmetic on the whole grid of blocks: torch.compile can follow it, whatever the lengths."""
     with usable_later():
         seen, full = band_blocks(q_len, kv_len, band, diagonal, device)
@@ -81,7 +73,7 @@ def _of_band(
         return _made((BLOCK, BLOCK), (q_len, kv_len), _listed(seen & ~full), _listed(full))
 
 
-def band_blocks(q_len: int, kv_len: int, band: tuple[int | None, int | None], diagonal: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def band_blocks(q_len: int, kv_len: int, band: Band, diagonal: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """`(1, 1, rows, columns)`, bool: the blocks with a pair within the band, and those with no pair outside it."""
     first_query = torch.arange(0, q_len, BLOCK, device=device)[:, None] + diagonal
     last_query = (first_query + BLOCK - 1).clamp(max=q_len - 1 + diagonal)
@@ -121,9 +113,7 @@ def _listed(table: Tensor) -> Listed:
     return table.sum(-1, dtype=torch.int32), order.to(torch.int32).contiguous()
 
 
-def _made(
-    block: tuple[int, int], lengths: tuple[int, int], partial: tuple[Tensor, Tensor], full: tuple[Tensor, Tensor] | None = None
-) -> Any:
+def _made(block: tuple[int, int], lengths: tuple[int, int], partial: Listed, full: Listed | None = None) -> Any:
     from torch.nn.attention.flex_attention import BlockMask
 
     full_counts, full_order = full or (None, None)

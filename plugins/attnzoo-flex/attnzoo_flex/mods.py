@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from torch import Tensor
 from attnzoo import AttentionInputs, AttentionSpec, BlockLayout
 from attnzoo.layouts.convert import mask_mod_of
 
-__all__ = ["MaskMod", "ScoreMod", "mask_mod", "needs_more_than_band", "score_mod"]
+__all__ = ["MaskMod", "ScoreMod", "mask_mod", "needs_more_than_band", "score_mod", "usable_later"]
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 ScoreMod = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -41,11 +43,16 @@ def mask_mod(spec: AttentionSpec, inputs: AttentionInputs) -> MaskMod:
     return attends
 
 
+def usable_later() -> contextlib.AbstractContextManager[Any]:
+    """Tables and lists made in inference mode would be of no use to the training step that meets them next."""
+    return contextlib.nullcontext() if torch.compiler.is_compiling() else torch.inference_mode(False)
+
+
 def _of_layout(layout: BlockLayout) -> MaskMod:
     """Made once: its tables are as large as the grid of blocks."""
     layout.check_unmodified()
     if layout not in _rules:
-        with torch.inference_mode(False):  # a training step may meet its tables next
+        with usable_later():
             _rules[layout] = mask_mod_of(layout)
     return _rules[layout]
 

@@ -13,7 +13,7 @@ import torch
 from card_bursts import replay_us
 from flash_calls import PORTABLE, TOKENS, WIDTH
 
-from attnzoo.backends.flash import Flash
+from attnzoo.backends.flash import Flash, reasons_against_hopper
 from attnzoo.inputs import AttentionInputs
 from attnzoo.spec import AttentionSpec
 
@@ -47,7 +47,6 @@ def timed(dim: int, length: int, causal: bool, grads: tuple[str, ...]) -> dict[s
     def us(backend: Flash) -> float:
         return replay_us(lambda: backend.backward(spec, inputs, o, lse, grad_o, None), calls=10)
 
-    notes = [note for note in FASTEST.notes(spec) if note.startswith("backward: ")]
     return {
         "dim": dim,
         "length": length,
@@ -55,5 +54,5 @@ def timed(dim: int, length: int, causal: bool, grads: tuple[str, ...]) -> dict[s
         "grads": grads,
         "hopper": us(HOPPER),
         "portable": us(PORTABLE),
-        "chosen": "hopper" if notes == ["backward: Hopper kernel"] else "portable",
+        "chosen": "portable" if reasons_against_hopper(spec, "backward") else "hopper",
     }

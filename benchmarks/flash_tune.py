@@ -40,50 +40,61 @@ CANDIDATES: dict[str, dict[int, list[Sizes]]] = {
         256: [(128, 64, 8, 1), (128, 32, 8, 2)],
     },
 }
+SHORT_CANDIDATES: dict[str, dict[int, list[Sizes]]] = {
+    "forward": {
+        64: [(64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 2), (128, 64, 4, 2), (128, 128, 8, 2), (64, 128, 4, 2), (64, 32, 4, 3)],
+        128: [
+            (128, 128, 8, 3),
+            (128, 128, 8, 2),
+            (64, 64, 4, 2),
+            (64, 64, 4, 3),
+            (64, 128, 4, 2),
+            (128, 64, 8, 2),
+            (128, 64, 8, 3),
+            (128, 64, 4, 2),
+        ],
+    }
+}
 PRODUCTS = {"forward": 1.0, "backward_keys": 2.0, "backward_queries": 1.5}
 """As many times a forward's."""
 COMPILED_LENGTH = 256  # the binaries are the same for every length
+LENGTH, SHORT_LENGTHS = 4096, (512, 1024, 2048)
+Job = tuple[str, int, bool, Sizes]
 
 
-def tune(save: Callable[[str, Any], None], length: int = 4096) -> None:
+def tune(save: Callable[[str, Any], None]) -> None:
     """Rank the tiles with and without causal, and adopt the best for what else runs in this process."""
-    jobs = [(k, d, c, t) for k, dims in CANDIDATES.items() for d, tiles in dims.items() for c in (False, True) for t in tiles]
-    in_parallel(compile_tile, jobs)
+    jobs = compiled_jobs(CANDIDATES)
     rows: list[tuple[str, int, bool, Found]] = []
-    for (kernel, dim, causal), group in itertools.groupby(jobs, key=lambda job: job[:3]):
-        found = ranked(kernel, dim, causal, [job[3] for job in group], length)
-        rows.append((kernel, dim, causal, found))
+    for row in ranked_kinds(jobs, LENGTH):
+        rows.append(row)
         save("tune", rows)
-        print(f"{kernel:17s} D={dim} causal={int(causal)}", "  ".join(f"{t}:{n:.0f}" for n, t in found), flush=True)
     adopt(rows)
-
-
-SHORT_LENGTH = 512
-SHORT_CANDIDATES: dict[int, list[Sizes]] = {
-    64: [(64, 64, 4, 3), (64, 64, 4, 2), (128, 64, 8, 2), (128, 64, 4, 2), (128, 128, 8, 2), (64, 128, 4, 2), (64, 32, 4, 3)],
-    128: [
-        (128, 128, 8, 3),
-        (128, 128, 8, 2),
-        (64, 64, 4, 2),
-        (64, 64, 4, 3),
-        (64, 128, 4, 2),
-        (128, 64, 8, 2),
-        (128, 64, 8, 3),
-        (128, 64, 4, 2),
-    ],
-}
 
 
 def tune_short(save: Callable[[str, Any], None]) -> None:
     """The forward's tiles where a program has few steps of keys: what is best for thousands of keys need not be. Adopts nothing."""
-    jobs = [("forward", dim, causal, tile) for dim, tiles in SHORT_CANDIDATES.items() for causal in (False, True) for tile in tiles]
-    in_parallel(compile_tile, jobs)
+    jobs = compiled_jobs(SHORT_CANDIDATES)
     rows = []
-    for dim, causal, length in itertools.product(SHORT_CANDIDATES, (False, True), (SHORT_LENGTH, 2 * SHORT_LENGTH, 4 * SHORT_LENGTH)):
-        found = ranked("forward", dim, causal, SHORT_CANDIDATES[dim], length)
-        rows.append((dim, causal, length, found))
-        save("tune_short", rows)
-        print(f"forward D={dim} causal={int(causal)} S={length}", "  ".join(f"{t}:{n:.0f}" for n, t in found), flush=True)
+    for length in SHORT_LENGTHS:
+        for row in ranked_kinds(jobs, length):
+            rows.append((length, *row))
+            save("tune_short", rows)
+
+
+def compiled_jobs(candidates: dict[str, dict[int, list[Sizes]]]) -> list[Job]:
+    """Each tile of each kernel and head dim, with and without causal."""
+    jobs = [(k, d, c, t) for k, dims in candidates.items() for d, tiles in dims.items() for c in (False, True) for t in tiles]
+    in_parallel(compile_tile, jobs)
+    return jobs
+
+
+def ranked_kinds(jobs: list[Job], length: int) -> Iterator[tuple[str, int, bool, Found]]:
+    """Told as they come."""
+    for (kernel, dim, causal), group in itertools.groupby(jobs, key=lambda job: job[:3]):
+        found = ranked(kernel, dim, causal, [job[3] for job in group], length)
+        print(f"{kernel:17s} D={dim} S={length} causal={int(causal)}", "  ".join(f"{t}:{n:.0f}" for n, t in found), flush=True)
+        yield kernel, dim, causal, found
 
 
 def ranked(kernel: str, dim: int, causal: bool, tiles: list[Sizes], length: int) -> Found:

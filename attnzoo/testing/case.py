@@ -11,11 +11,14 @@ from attnzoo.testing.outcome import Outcome
 from attnzoo.testing.problem import Problem, short_dtype
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
+    from attnzoo.backend import Capabilities
     from attnzoo.testing.subject import Subject
 
-__all__ = ["Case", "judged_problem", "run_case"]
+__all__ = ["Case", "claimed_dtypes", "judged_problem", "run_case"]
 
 OTHER_CHECKS = frozenset({"all_reasons", "declaration", "named_without_gpu", "unclaimed_device", "unclaimed_dtype", "without_triton"})
 """Those that look at no result: at refusals, at what the backend says of itself, at what importing it needs."""
@@ -169,13 +172,18 @@ def _passes(subject: Subject, case: Case, device: torch.device, *, without_grads
     return outcome is None or outcome.kind == "passed"
 
 
+def claimed_dtypes(claims: Capabilities, order: Sequence[str]) -> list[str]:
+    """By name, in this order."""
+    return [dtype for dtype in order if any(str(claim) == f"torch.{dtype}" for claim in claims.dtypes)]
+
+
 def judged_problem(subject: Subject, case: Case, device: str | torch.device) -> Problem:
     """The case's, in a dtype and, where the result is judged, with head dims that the backend claims.
 
     A required case is always asked so; any other where it is about neither: it keeps the default, and is not named for it.
     """
     claims, problem = subject.claims_on(device), case.problem
-    claimed = [dtype for dtype in PREFERRED_DTYPES if any(str(d) == f"torch.{dtype}" for d in claims.dtypes)]
+    claimed = claimed_dtypes(claims, PREFERRED_DTYPES)
     if claimed and problem.dtype not in claimed and (case.required or not case.is_about_dtype):
         problem = replace(problem, dtype=claimed[0])
     if not case.judges_result or (case.is_about_head_dims and not case.required):

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
 from hypothesis import strategies as st
 
 from attnzoo.pytest_plugin import is_sticky
-from attnzoo.testing.case import Case, run_case
+from attnzoo.testing.case import Case, claimed_dtypes, run_case
 from attnzoo.testing.failure import ConformanceError
 from attnzoo.testing.journal import note
 from attnzoo.testing.outcome import Outcome
@@ -52,7 +52,7 @@ def run_chunk(
     Raises:
         ConformanceError: with the shrunk problem, and the line that repeats it.
     """
-    claims, chosen = subject.claims_on(device), claimed_dtypes(subject.claims_on(device), dtypes)
+    claims, chosen = subject.claims_on(device), chosen_dtypes(subject.claims_on(device), dtypes)
     if not chosen:
         return _no_dtype(dtypes)
     if profile == "quick":
@@ -65,7 +65,7 @@ def run_chunk(
 
 def run_variant(subject: Subject, device: str, place: int, *, dtypes: Sequence[str] = (), repeat: Repeat | None = None) -> Outcome:
     """Two problems of one kernel variant, or of each of its two parts: what compiles it."""
-    claims, chosen = subject.claims_on(device), claimed_dtypes(subject.claims_on(device), dtypes)
+    claims, chosen = subject.claims_on(device), chosen_dtypes(subject.claims_on(device), dtypes)
     if not chosen:
         return _no_dtype(dtypes)
     parts = claimed_parts(claims, chosen, VARIANTS[place])
@@ -118,10 +118,9 @@ def _judge_all(
     return Outcome("refused", tuple(reason for reason, _ in reasons.most_common(3)))
 
 
-def claimed_dtypes(claims: Capabilities, dtypes: Sequence[str]) -> tuple[str, ...]:
+def chosen_dtypes(claims: Capabilities, dtypes: Sequence[str]) -> tuple[str, ...]:
     """Those that are claimed, of the given ones if any are."""
-    claimed = [dtype for dtype in DTYPES if any(str(one) == f"torch.{dtype}" for one in claims.dtypes)]
-    return tuple(dtype for dtype in claimed if not dtypes or dtype in dtypes)
+    return tuple(dtype for dtype in claimed_dtypes(claims, DTYPES) if not dtypes or dtype in dtypes)
 
 
 def claimed_problems(claims: Capabilities, dtypes: tuple[str, ...]) -> st.SearchStrategy[Problem]:

@@ -35,10 +35,10 @@ class Fa2(Backend):
         return reasons
 
     def attend(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-        q, k, v, scale = ready(spec, inputs)
-        left, right = window_of(spec)
         from flash_attn import flash_attn_func
 
+        q, k, v, scale = ready(spec, inputs)
+        left, right = window_of(spec)
         o, lse, _ = flash_attn_func(
             q,
             k,

@@ -34,9 +34,9 @@ class Fa3(Backend):
         return reasons
 
     def attend(self, spec: AttentionSpec, inputs: AttentionInputs) -> tuple[Tensor, Tensor | None]:
-        q, k, v, scale = ready(spec, inputs)
         from fa3_fwd_interface import flash_attn_func
 
+        q, k, v, scale = ready(spec, inputs)
         o, lse = flash_attn_func(
             q,
             k,

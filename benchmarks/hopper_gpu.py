@@ -94,6 +94,8 @@ def check_cases() -> list[Case]:
             "long causal": dict(batch=1, q_heads=4, kv_heads=2, q_len=4500, kv_len=4500, causal=True),
             "long shifted": dict(batch=1, q_heads=2, kv_heads=1, q_len=3000, kv_len=4555, causal=True, align="bottom_right"),
             "middle causal": dict(batch=1, q_heads=4, kv_heads=2, q_len=2048, kv_len=2048, causal=True),
+            "3000 causal": dict(batch=1, q_heads=4, kv_heads=2, q_len=3000, kv_len=3000, causal=True),
+            "500 keys a row": dict(q_len=1100, kv_len=1100, window=(499, 0)),
             "long window": dict(batch=1, q_heads=2, kv_heads=2, q_len=3000, kv_len=3000, window=(1024, 0)),
         }.items():
             both.append(Case(f"{name} d{d}", head_dim=d, **options))
@@ -110,6 +112,8 @@ def check_cases() -> list[Case]:
             Case(f"many tiles d{d}", head_dim=d, batch=3, q_heads=17, kv_heads=17, q_len=1000, kv_len=1300),
             Case(f"many causal tiles d{d}", head_dim=d, batch=3, q_heads=17, kv_heads=17, q_len=1500, kv_len=1500, causal=True),
         ]
+    for d in (64, 96, 128):
+        both.append(Case(f"many windows d{d}", head_dim=d, batch=3, q_heads=17, kv_heads=17, q_len=1500, kv_len=1500, window=(128, 0)))
     both += [
         Case("values 192/128", head_dim=192, value_dim=128, q_len=700, kv_len=700, causal=True, backward=False),
         Case("values 192/128 long", batch=1, head_dim=192, value_dim=128, q_len=500, kv_len=4200, backward=False),
@@ -390,8 +394,10 @@ def repeat_cases() -> list[Case]:
         Case("64 window", 2, 20, 5, 1111, 1111, head_dim=64, window=(128, 0)),
         *[Case(f"{head_dim} full", 2, 20, 5, head_dim=head_dim, backward=False, **full) for head_dim in (96, 192, 256)],
         Case("192 long causal", 1, 20, 5, 2111, 2111, head_dim=192, causal=True, backward=False),
+        Case("64 middle causal", 1, 20, 5, 3111, 3111, head_dim=64, causal=True),
         Case("64 long causal", 1, 20, 5, 4111, 4111, head_dim=64, causal=True),
         Case("64 wide window", 1, 20, 5, 4111, 4111, head_dim=64, window=(2000, 0), backward=False),
+        Case("96 window", 2, 20, 5, 1111, 1111, head_dim=96, window=(128, 0)),
         Case("96 wide window", 1, 20, 5, 2111, 2111, head_dim=96, window=(1000, 0), backward=False),
         Case("256 causal", 2, 20, 5, 1111, 1111, head_dim=256, causal=True, backward=False),
         *[Case(f"{head_dim} short causal", 2, 20, 5, 500, 500, head_dim=head_dim, causal=True) for head_dim in (96, 128)],

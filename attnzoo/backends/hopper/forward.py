@@ -2,13 +2,22 @@
 
 One producer warp feeds CONSUMERS warpgroups of 64 query rows each by bulk tensor copies (TMA); docs/hopper.md draws
 the schedule. A consumer computes the softmax of key block i while its P V of block i - 1 is still in flight.
-Persistent: one or two CTAs an SM, tiles handed out by an atomic counter that the last claim resets; with two Q buffers the
+Persistent: one to three CTAs an SM, tiles handed out by an atomic counter that the last claim resets; with two Q buffers the
 first Q K^T of the next tile is issued with the last P V of this one, so that the epilogue runs under tensor work.
 Rows and head-dim columns past a tensor's end are zero-filled by TMA on load and dropped on store. A head dim between
 powers of two may come in two pieces (96 = 64 + 32, 192 = 128 + 64): shapes are powers of two here.
 """
 
-from attnzoo.backends.hopper.barriers import EMPTY_FIRST, EMPTY_SECOND, TURN, barrier_arrive, draw, uniform
+from attnzoo.backends.hopper.barriers import (
+    EMPTY_FIRST,
+    EMPTY_SECOND,
+    TURN,
+    barrier_arrive,
+    dependency_wait,
+    draw,
+    launch_dependents,
+    uniform,
+)
 from attnzoo.backends.hopper.facts import allocate_facts, fact_at, put_facts
 from attnzoo.backends.hopper.names import gl, gluon, mbarrier, tma_store_wait, warpgroup_mma_wait
 from attnzoo.backends.hopper.products import issue_pieces, issue_values, wait_values
@@ -46,6 +55,7 @@ def producer(descs, counter_ptr, buffers, sizes, tiles, q_tiles, group, heads_in
     count = 0
     visit = 0
     t = gl.program_id(0)
+    dependency_wait()  # all that this launch reads comes through here, and all that it writes comes after
     while t < tiles:
         batch_head, q_tile = tile_at(t, q_tiles, tiles // q_tiles, heads_in_group)
         batch = batch_head // q_heads
@@ -77,6 +87,7 @@ def producer(descs, counter_ptr, buffers, sizes, tiles, q_tiles, group, heads_in
         if claimed == tiles - 1:  # the last claim of the launch: leave the counter as it was found
             gl.store(counter_ptr, 0)
         t = gl.num_programs(0) + claimed
+    launch_dependents()  # not before the last tile: until this grid ends they would only hold places that other streams could use
     slot = visit % SLOTS
     mbarrier.wait(q_empty.index(slot), ((visit // SLOTS) & 1) ^ 1)
     put_facts(tile, slot, (-1, 0, 0))
@@ -318,7 +329,16 @@ def attention_forward(
         desc_v2, desc_o2 = desc_v, desc_o
     descs = ((desc_q, desc_q2), (desc_k, desc_k2), (desc_v, desc_v2), (desc_o, desc_o2))
     variant: gl.constexpr = (CONSUMERS, PING_PONG, LEFT, RIGHT, ONE_MASKED, OWN_BLOCKS, SECOND, V_SECOND, Q_REGISTERS)
-    if CONSUMERS == 2:
+    if CONSUMERS == 1:
+        gl.warp_specialize(
+            [
+                (consumer, (gl.constexpr(0), descs, lse_ptr, buffers, sizes, scale * LOG2E, variant)),
+                (producer, (descs, counter_ptr, buffers, sizes, tiles, q_tiles, group, heads_in_group, variant)),
+            ],
+            [1],
+            [PRODUCER_REGISTERS],
+        )
+    elif CONSUMERS == 2:
         gl.warp_specialize(
             [
                 (consumer, (gl.constexpr(0), descs, lse_ptr, buffers, sizes, scale * LOG2E, variant)),

@@ -34,7 +34,6 @@ PADDED_ROWS = 128  # lse and delta are padded to whole query blocks: the largest
 LONGEST_GRID_SIDE = 65535  # of the second and third
 
 ALONE = {"num_warps": 4}
-PAIRED = {"num_warps": 4, "maxnreg": 80}  # at entry, of 384 threads: two such CTAs fit a multiprocessor
 OVERLAPPING = {"num_warps": 4, "launch_pdl": True}  # starts while the kernel before still runs, and waits inside
 
 
@@ -170,7 +169,7 @@ _counters: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def zeroed_counter(device: torch.device) -> Tensor:
-    """One zero, which the kernel leaves at zero: one a stream, since the launches of a stream don't overlap.
+    """One zero, which the kernel leaves at zero: one a stream, since a launch counts only when the one before it has ended.
 
     Under graph capture one of its own: the graph may be replayed on any stream, beside anything.
     """
@@ -192,7 +191,8 @@ def forward_launch(spec: AttentionSpec, q: Tensor, k: Tensor, v: Tensor, o: Tens
     descriptors = [tile_descriptor(tensor, rows, plan.columns) for tensor, rows, _ in tensors]
     descriptors += [tile_descriptor(tensor, rows, columns) if columns else None for tensor, rows, columns in tensors]
     arguments = (*descriptors, lse, zeroed_counter(q.device), spec.scale, *plan.sizes, *plan.constants)
-    options = ALONE if plan.tile.ctas == 1 else PAIRED
+    registers = plan.tile.entry_registers
+    options = OVERLAPPING if registers is None else {**OVERLAPPING, "maxnreg": registers}
     return Launch(attention_forward, plan.grid, arguments, plan.variant, options, spec.device)
 
 

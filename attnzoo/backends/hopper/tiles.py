@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,10 +22,16 @@ def _demand(rules: dict[str, bool], tile: object) -> None:
         raise ValueError(f"{tile}: {'; '.join(broken)}")
 
 
+def _entry_registers(consumers: int, ctas: int) -> int:
+    """A thread's before its warpgroup takes or gives any, so that so many CTAs fit: of all consumers and the padded producer, in eights."""
+    return REGISTERS // (ctas * 128 * (consumers + 1)) // 8 * 8
+
+
 def _registers_fit(consumers: int, ctas: int, of_consumer: int, of_producer: int) -> dict[str, bool]:
-    used = ctas * 128 * (consumers * of_consumer + of_producer)
+    used = 128 * (consumers * of_consumer + of_producer)
+    there = 128 * (consumers + 1) * _entry_registers(consumers, ctas) if ctas > 1 else REGISTERS
     return {
-        f"its warpgroups take {used} registers, a multiprocessor has {REGISTERS}": used <= REGISTERS,
+        f"its warpgroups take {used} registers, a CTA has {there}": used <= there,
         f"registers are {of_consumer} and {of_producer}, it takes multiples of 8": of_consumer % 8 == of_producer % 8 == 0,
     }
 
@@ -36,16 +42,15 @@ class ForwardTile:
 
     Attributes:
         block_kv: keys a step. block_q follows: 64 rows a consumer warpgroup.
-        consumers: warpgroups that compute, 2 or 3.
+        consumers: warpgroups that compute, 1 to 3.
         stages, v_stages: key and value blocks in flight; 4 at most.
         ping_pong: two warpgroups take turns to issue Q K^T; needs that they compute the same blocks.
         own_blocks: each warpgroup computes only the blocks that its own 64 rows see, instead of the tile's.
         q_registers: Q is an operand in registers but for a tile's first block: less through the port of shared memory, if they suffice.
         q_slots: Q buffers; with two, the next tile's Q is there before this tile ends.
-        ctas: that share a multiprocessor, 1 or 2. With 2 they hide one another's latency where tiles are short, though
-            104 registers a thread are so few that ptxas waits for each product at once (C7512).
+        ctas: that share a multiprocessor, 1 to 3; they hide one another's latency where tiles are short.
         consumer_registers, producer_registers: a thread. 128 * consumers * consumer_registers, and 128 for the
-            producer's padded warpgroup, must fit into 65536, twice with two CTAs.
+            producer's padded warpgroup, must fit into the CTA's share of 65536.
     """
 
     block_kv: int
@@ -63,11 +68,11 @@ class ForwardTile:
     def __post_init__(self) -> None:
         rules = {
             f"block_kv is {self.block_kv}, it takes 64, 128 or 256": self.block_kv in (64, 128, 256),
-            f"consumers is {self.consumers}, it takes 2 or 3": self.consumers in (2, 3),
+            f"consumers is {self.consumers}, it takes 1 to 3": self.consumers in (1, 2, 3),
             f"stages is {self.stages}, it takes 1 to {MOST_STAGES}": 1 <= self.stages <= MOST_STAGES,
             f"v_stages is {self.v_stages}, it takes 1 to {MOST_STAGES}": 1 <= self.v_stages <= MOST_STAGES,
             f"q_slots is {self.q_slots}, it takes 1 or 2": self.q_slots in (1, 2),
-            f"ctas is {self.ctas}, it takes 1 or 2": self.ctas in (1, 2),
+            f"ctas is {self.ctas}, it takes 1 to 3": self.ctas in (1, 2, 3),
             "ping_pong is for 2 consumers that compute the same blocks": not self.ping_pong
             or (self.consumers == 2 and not self.own_blocks),
         }
@@ -81,6 +86,11 @@ class ForwardTile:
     def rows_together(self) -> int:
         """Rows that compute the same blocks."""
         return 64 if self.own_blocks else self.block_q
+
+    @property
+    def entry_registers(self) -> int | None:
+        """A thread's at entry, None: as many as the compiler gives a CTA that is alone."""
+        return _entry_registers(self.consumers, self.ctas) if self.ctas > 1 else None
 
 
 @dataclass(frozen=True)
@@ -142,15 +152,16 @@ def forward_tile(head_dim: int, *, is_masked: bool, keys: int = 2048, has_left: 
     """
     is_causal = is_masked and not has_left
     if head_dim == 64:
-        three = ForwardTile(128, 3, 3, 3, consumer_registers=160)
-        if is_masked and keys <= 1024:
-            return ForwardTile(64, 2, 3, 3, own_blocks=True, ctas=2, consumer_registers=104, producer_registers=32)
-        if has_left:
-            return replace(three, block_kv=64, stages=4, v_stages=4, own_blocks=True)
+        if has_left or (is_masked and keys <= 2048):
+            return ForwardTile(64, 1, 3, 3, q_registers=True, ctas=3, consumer_registers=136)
         if keys <= (4096 if is_causal and not is_shifted else 1024):  # shifted, no card has run the tile of turns
             return ForwardTile(128, 2, 4, 4, ping_pong=True, q_registers=is_causal)
-        return replace(three, own_blocks=is_causal)
+        return ForwardTile(128, 3, 3, 3, own_blocks=is_causal, consumer_registers=160)
     if head_dim in (96, 128):
+        if has_left and head_dim == 96 and keys <= 576:
+            return ForwardTile(64, 1, 3, 3, ctas=2, consumer_registers=232)
+        if has_left and head_dim == 128 and 128 < keys <= 192:  # 64 rows meet three blocks
+            return ForwardTile(64, 1, 2, 3, ctas=2, consumer_registers=232)
         if is_masked and keys <= 512:
             return ForwardTile(64, 2, 4, 4, own_blocks=True)
         stages = 3 if head_dim == 96 else 2  # 197 KB of shared memory with both Q buffers

@@ -67,12 +67,12 @@ def compiled_for_other_sizes(subject: Subject, problem: Problem, device: torch.d
 
 
 def compiled_for_other_memory(subject: Subject, problem: Problem, device: torch.device) -> None:
-    """One compiled function, then tensors of other strides and at odd addresses, and the first ones again: right each time."""
+    """One compiled function, then tensors at odd addresses, of other strides as well, and the first ones again: right each time."""
     require(problem.mask is not None, "this check takes a problem with a mask")
     mask = replace(problem.mask, storage="step_dim")  # type: ignore[type-var]
     other = replace(problem, storage=("bshd", "slack", "last_dim"), mask=mask, offset=1)
     function = _compile(subject, make_call(problem, device), device)
-    for part in (problem, other, problem):
+    for part in (problem, replace(problem, offset=1), other, problem):
         call = make_call(part, device)
         o = function(call.q, call.k, call.v, mask=call.options["mask"])
         judge(Results(o.detach(), None, gradients(call, o, None)), part, device)

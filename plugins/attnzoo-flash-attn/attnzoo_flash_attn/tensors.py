@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from attnzoo import AttentionInputs, AttentionSpec
+from attnzoo.copied import copied
 
 __all__ = ["ReadyGradient", "aligned", "oriented", "ready", "window_of"]
 
@@ -38,7 +39,7 @@ def aligned(tensor: Tensor) -> Tensor:
         is_ready = tensor.stride(-1) == 1 and tensor.data_ptr() % ALIGNMENT == 0
         if is_ready and all(stride > 0 and stride % ALIGNMENT == 0 for stride in strides):
             return tensor
-    return tensor.clone(memory_format=torch.contiguous_format)  # contiguous() would keep an odd address
+    return copied(tensor)  # contiguous() would keep an odd address
 
 
 class ReadyGradient(torch.autograd.Function):

@@ -162,6 +162,21 @@ def test_fa4_compiles_in_one_graph_with_its_gradients(installed, options):
     assert compiled[0].stride() == eager[0].stride()
 
 
+def test_a_compiled_copy_is_one_that_the_compiler_keeps():
+    """Of what is laid out like its copy Inductor drops a clone: the kernels would read 16 bytes at a time from an odd address."""
+    from attnzoo_flash_attn.tensors import aligned
+
+    graphs = []
+
+    def seen(graph, example):
+        graphs.append(graph)
+        return graph
+
+    torch.compile(aligned, fullgraph=True, backend=seen)(torch.randn(2, 4, 5, 16))
+    called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert torch.ops.attnzoo.copied in called or torch.ops.attnzoo.copied.default in called, f"the graph calls {called}"
+
+
 @pytest.mark.parametrize("backend", [fa2.Fa2(), fa3.Fa3()], ids=["fa2", "fa3"])
 def test_the_others_leave_their_own_operators_to_the_compiler(installed, backend):
     """They bring operators; what this plugin does around them must not stop Dynamo, which can't tell an address."""

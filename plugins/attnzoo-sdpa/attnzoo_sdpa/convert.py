@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnzoo import AttentionInputs, AttentionSpec
+from attnzoo.copied import copied
 from attnzoo.masks import keep_mask
 
 __all__ = ["SdpaArguments", "Wants", "band_kind", "convert", "needs_table"]
@@ -191,10 +192,10 @@ def kernel_ready(tensor: Tensor, aligned: bool) -> Tensor:
     if has_rows and (is_aligned(tensor) if aligned else not overlaps(tensor)):
         return tensor
     if aligned and has_rows:
-        copy = tensor.clone(memory_format=torch.preserve_format)
+        copy = copied(tensor, keeps_order=True)
         if copy.stride(-1) == 1:  # of rows one element apart torch takes the shorter dim for the last one
             return copy
-    return tensor.clone(memory_format=torch.contiguous_format)
+    return copied(tensor)
 
 
 def is_aligned(tensor: Tensor) -> bool:

@@ -254,6 +254,19 @@ def test_what_is_copied_when_compiled_keeps_its_order_in_memory(q):
     assert torch.equal(compiled(q), q)
 
 
+def test_a_compiled_copy_is_one_that_the_compiler_keeps():
+    """Of what is laid out like its copy Inductor drops a clone, and cuDNN then reads rows at odd addresses: NaN on an H200."""
+    graphs = []
+
+    def seen(graph, example):
+        graphs.append(graph)
+        return graph
+
+    torch.compile(lambda tensor: convert.kernel_ready(tensor, True), fullgraph=True, backend=seen)(randn(2, 5, 4, 16).transpose(1, 2))
+    called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
+    assert torch.ops.attnzoo.copied in called or torch.ops.attnzoo.copied.default in called, f"the graph calls {called}"
+
+
 def test_torchs_switches_are_as_before():
     def switches():
         cuda = torch.backends.cuda

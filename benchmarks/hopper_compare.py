@@ -339,7 +339,8 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def machine() -> dict[str, Any]:
+def machine(path: Path) -> dict[str, Any]:
+    """Where the rows were measured, and how; path is where they go."""
     versions = {}
     for package in PACKAGES:
         try:
@@ -352,13 +353,13 @@ def machine() -> dict[str, Any]:
         "versions": versions,
         "cudnn": torch.backends.cudnn.version(),
         "commit": os.environ.get("ATTNZOO_COMMIT", ""),
-        "command": ["python", *sys.argv],
+        "command": " ".join(["python benchmarks/hopper_compare.py", *(word for word in sys.argv[1:] if word not in ("--json", str(path)))]),
     }
 
 
 def write(path: Path | None, rows: list[dict[str, Any]]) -> None:
     if path:
-        path.write_text(json.dumps({**machine(), "summary": summary(rows), "rows": rows}, indent=1))
+        path.write_text(json.dumps({**machine(path), "summary": summary(rows), "rows": rows}, indent=1))
 
 
 START = time.perf_counter()

@@ -381,7 +381,9 @@ def main() -> int:
         args.json = Path(os.environ["OUT"], f"hopper_{args.what}{'_backward' if args.backward else ''}.json")
     if args.json:
         machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": version("triton")}
-        args.json.write_text(json.dumps({**machine, "command": sys.argv, **with_kernels_apart(rows)}, indent=1, default=str))
+        asked = [word for word in sys.argv[1:] if word not in ("--json", str(args.json))]
+        run = {"commit": os.environ.get("ATTNZOO_COMMIT", ""), "command": " ".join(["python benchmarks/hopper_gpu.py", *asked])}
+        args.json.write_text(json.dumps({**machine, **run, **with_kernels_apart(rows)}, indent=1, default=str) + "\n")
     return 0 if all(map(is_right, rows)) else 1
 
 

@@ -12,7 +12,6 @@ from typing import Any
 import pages
 
 MEASURED = pages.RESULTS / "hopper_compare.json"
-AGAIN = pages.RESULTS / "hopper_compare_again.json"
 PROFILE = pages.RESULTS / "hopper_profile.json"
 COUNTERS = {
     "tensor cores busy, %": "tensor cores",
@@ -90,18 +89,14 @@ def profiled(profile: dict[str, Any]) -> str:
 
 def measured(results: dict[str, Any]) -> str:
     rows, versions = results["rows"], results["versions"]
-    again = json.loads(AGAIN.read_text(encoding="utf-8"))
     named = ", ".join(f"{name} {version}" for name, version in versions.items() if name not in ("attnzoo", "nvidia-cudnn-cu13"))
     late = sorted({f"{name} in {row['cell']}" for row in rows for name in row.get("host_was_late", ())})
     parts = [
-        f"One {results['device']}, all side by side in one process a run; {named}, cuDNN {results['cudnn']}; commit {results['commit']}. "
+        f"One {results['device']}, all side by side in one process; {named}, cuDNN {results['cudnn']}; commit {results['commit']}. "
         "TFLOP/s of useful work, bf16.",
-        f"Runs: {'; '.join(results['command'])}.",
+        f"`{results['command']}`.",
         "Ours over each, the geometric mean (the least; cells):",
         summary(rows),
-        f"Every cell again in one run, another day, at commit {again['commit']}: forward the same machine code, backward one that is up to "
-        "2% slower (`hopper_compare_again.json`):",
-        summary(again["rows"]),
     ]
     for (section, kind), title in TITLES.items():
         chosen = [row for row in rows if row.get("section") == section and row["pass"] == kind]
@@ -117,11 +112,6 @@ def measured(results: dict[str, Any]) -> str:
         "Shared memory is its pipe for loads and stores, which products that read operands there share.",
         profiled(profile),
     ]
-    later: dict[str, list[str]] = {}
-    for row in rows:
-        if "commit" in row:
-            later.setdefault(row["commit"], []).append(row["cell"].partition(" ")[2])
-    parts += [f"Measured in another run, at commit {commit}: {', '.join(cells)}." for commit, cells in later.items()]
     if late:
         parts.append("The host could not launch these ahead of the GPU, so that their times hold its share: " + ", ".join(late) + ".")
     return "\n\n".join(parts)

@@ -49,7 +49,7 @@ SPILLS = {
 }
 # Under 3.7.1 or 3.8.0, whichever is more; the kernels are served under 3.6 alone.
 LATER_SPILLS = {
-    "forward-64-causal": 48,
+    "forward-64-causal": 92,
     "forward-64-ragged": 116,
     "forward-64-window": 40,
     "forward-64-widewindow": 40,
@@ -57,6 +57,7 @@ LATER_SPILLS = {
     "forward-96-widewindow": 48,
     "forward-192-window": 84,
     "forward-256-window": 84,
+    "backward-64-window": 120,
     "backward-128-causal": 32,
     "backward-128-half": 32,
 }

@@ -78,6 +78,38 @@ def test_values_strides_and_gradients(order, keeps_order, compiler) -> None:
     assert torch.equal(grad, 2 * tensor)
 
 
-def test_its_operator_is_one_of_torchs() -> None:
-    for keeps_order in (True, False):
-        torch.library.opcheck(torch.ops.attnzoo.copied, (odd((2, 4, 3, 8)).permute(0, 2, 1, 3).requires_grad_(), keeps_order))
+TRANSFORMS = {
+    "jvp": lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1],
+    "grad": lambda f, x: torch.func.grad(f)(x),
+    "vmap of grad": lambda f, x: torch.func.vmap(torch.func.grad(f))(x),
+    "grad of grad": lambda f, x: torch.func.grad(lambda y: torch.func.grad(f)(y).sum())(x),
+}
+
+
+TORCHS_OWN = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # of its rules for tangents
+
+
+@TORCHS_OWN
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_transforms_inside_the_compiled_function(name) -> None:
+    """An operator of ours gave a tangent of 0 here, without a word."""
+    transformed = lambda x: TRANSFORMS[name](lambda y: (copied(y, keeps_order=True) ** 3).sum(), x)  # noqa: E731
+    tensor = odd((2, 4, 3, 8))
+    found = torch.compile(transformed, backend="aot_eager", fullgraph=True)(tensor)
+    torch.testing.assert_close(found, transformed(tensor))
+
+
+@TORCHS_OWN
+def test_a_dual_tensor_keeps_its_tangent() -> None:
+    tensor = odd((2, 4, 3, 8))
+    compiled = torch.compile(lambda x: copied(x, keeps_order=True) ** 2, backend="aot_eager", fullgraph=True)
+    with torch.autograd.forward_ad.dual_level():
+        found = torch.autograd.forward_ad.unpack_dual(compiled(torch.autograd.forward_ad.make_dual(tensor, torch.ones_like(tensor))))
+        assert found.tangent is not None
+        torch.testing.assert_close(found.tangent, 2 * tensor)
+
+
+def test_what_is_no_number_stays() -> None:
+    tensor = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 1e-45])
+    found = torch.compile(copied, backend="aot_eager")(tensor)
+    assert torch.equal(found.view(torch.int32), tensor.view(torch.int32))

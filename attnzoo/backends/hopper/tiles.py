@@ -76,6 +76,11 @@ class ForwardTile:
             "ping_pong is for 2 consumers that compute the same blocks": not self.ping_pong
             or (self.consumers == 2 and not self.own_blocks),
         }
+        if self.consumers == 1 and self.ctas > 1:  # nobody asks for the first warpgroup's, which gets the rest
+            rest = 2 * _entry_registers(1, self.ctas) - self.producer_registers
+            rules[f"consumer_registers is {self.consumer_registers}, one consumer of {self.ctas} CTAs gets {rest}"] = (
+                self.consumer_registers == rest
+            )
         _demand(rules | _registers_fit(self.consumers, self.ctas, self.consumer_registers, self.producer_registers), self)
 
     @property

@@ -174,7 +174,7 @@ def test_a_compiled_copy_is_one_that_the_compiler_keeps():
 
     torch.compile(aligned, fullgraph=True, backend=seen)(torch.randn(2, 4, 5, 16))
     called = [node.target for node in graphs[0].graph.nodes if node.op == "call_function"]
-    assert torch.ops.attnzoo.copied in called or torch.ops.attnzoo.copied.default in called, f"the graph calls {called}"
+    assert torch.where in called, f"the graph calls {called}, not what attnzoo.copied makes its copies of"
 
 
 @pytest.mark.parametrize("backend", [fa2.Fa2(), fa3.Fa3()], ids=["fa2", "fa3"])

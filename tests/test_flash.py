@@ -452,6 +452,24 @@ def test_small_forwards_stay_off_the_hopper_kernels(batch: int, length: int, dim
         assert is_small(AttentionSpec.of(q, q, q)) is expected
 
 
+@needs_triton
+def test_the_choice_is_the_one_that_was_measured() -> None:
+    """The rule counts in tiles: another tile for other calls must not move it."""
+    from attnzoo.backends.triton import launchers
+
+    moved = []
+    for call in json.loads((RESULTS / "flash.json").read_text())["route"]:
+        dim, batch, heads, q_len, kv_len = call["sizes"]
+        q = torch.empty(batch, heads, q_len, dim, dtype=torch.bfloat16, device="meta")
+        k = torch.empty(batch, heads, kv_len, dim, dtype=torch.bfloat16, device="meta")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launchers, "processors_of", lambda device: 132)
+            chosen = "portable" if is_small(AttentionSpec.of(q, k, k, causal=call["causal"])) else "hopper"
+        if chosen != call["chosen"]:
+            moved.append(f"{call['sizes']} causal={call['causal']}: {chosen}, measured with {call['chosen']}")
+    assert not moved, "\n".join(moved)
+
+
 def test_the_page_says_how_often_the_choice_is_the_slower_kernel() -> None:
     measured = json.loads((RESULTS / "flash.json").read_text())["route"]
     losses = [call[call["chosen"]] / min(call["hopper"], call["portable"]) - 1 for call in measured]

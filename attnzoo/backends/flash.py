@@ -124,7 +124,7 @@ def is_small(spec: AttentionSpec) -> bool:
     from attnzoo.backends.triton.launchers import processors_of
 
     head_dim = padded_head_dim(spec.head_dim)
-    tile = forward_tile(head_dim, is_masked=spec.causal or spec.window is not None)
+    tile = forward_tile(head_dim, is_masked=spec.causal or spec.window is not None, keys=4096)  # the rule counts in tiles of long calls
     tiles = spec.batch * spec.q_heads * -(-spec.q_len // tile.block_q)
     processors = processors_of(spec.device)
     if spec.q_len <= 64 or (2 * tiles <= processors and spec.kv_len > 1024):

@@ -15,15 +15,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import torch
+from provenance import machine
 
 PACKAGES = ("torch", "triton", "flash-attn-4", "fa3-fwd", "nvidia-cutlass-dsl", "nvidia-cudnn-cu13")
 WORDS = ("check", "probe", "quick", "tune", "build", "compare")
@@ -55,29 +52,13 @@ def action(word: str, save: Save, seconds: float) -> None:
         probe(save)
 
 
-def machine() -> dict[str, Any]:
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "missing"
-    return {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu",
-        "python": sys.version.split()[0],
-        "versions": versions,
-        "commit": os.environ.get("ATTNZOO_COMMIT", ""),
-        "command": ["python", *sys.argv],
-    }
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("words", nargs="+", choices=WORDS)
     parser.add_argument("--seconds", type=float, default=220.0, help="at most for compare")
     parser.add_argument("--json", type=Path, default=None)
     arguments = parser.parse_args()
-    results: dict[str, Any] = {"machine": machine()}
+    results: dict[str, Any] = {"machine": machine(PACKAGES, arguments.json)}
     print(results["machine"], flush=True)
 
     def save(name: str, what: Any) -> None:

@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import cache, partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ import torch
 from block_sparse_peers import compiled_flex
 from card_clock import ROUNDS, interleaved_ms
 from hopper_gpu import relative, spot_check, visible_pairs
+from provenance import machine
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -339,27 +339,13 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def machine(path: Path) -> dict[str, Any]:
-    """Where the rows were measured, and how; path is where they go."""
-    versions = {}
-    for package in PACKAGES:
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "missing"
-    return {
-        "device": torch.cuda.get_device_name(),
-        "python": sys.version.split()[0],
-        "versions": versions,
-        "cudnn": torch.backends.cudnn.version(),
-        "commit": os.environ.get("ATTNZOO_COMMIT", ""),
-        "command": " ".join(["python benchmarks/hopper_compare.py", *(word for word in sys.argv[1:] if word not in ("--json", str(path)))]),
-    }
-
-
 def write(path: Path | None, rows: list[dict[str, Any]]) -> None:
     if path:
-        path.write_text(json.dumps({**machine(path), "summary": summary(rows), "rows": rows}, indent=1))
+        path.write_text(
+            json.dumps(
+                {**machine(PACKAGES, path), "cudnn": torch.backends.cudnn.version(), "summary": summary(rows), "rows": rows}, indent=1
+            )
+        )
 
 
 START = time.perf_counter()

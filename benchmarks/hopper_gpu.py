@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from provenance import command, commit
 from torch import Tensor
 
 from attnzoo.backends.hopper import support
@@ -381,8 +382,7 @@ def main() -> int:
         args.json = Path(os.environ["OUT"], f"hopper_{args.what}{'_backward' if args.backward else ''}.json")
     if args.json:
         machine = {"device": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": version("triton")}
-        asked = [word for word in sys.argv[1:] if word not in ("--json", str(args.json))]
-        run = {"commit": os.environ.get("ATTNZOO_COMMIT", ""), "command": " ".join(["python benchmarks/hopper_gpu.py", *asked])}
+        run = {"commit": commit(), "command": command(args.json)}
         args.json.write_text(json.dumps({**machine, **run, **with_kernels_apart(rows)}, indent=1, default=str) + "\n")
     return 0 if all(map(is_right, rows)) else 1
 
